@@ -1,0 +1,260 @@
+"""The plan: what a study will run, worked out from the spec and the model's facts before anything is trained.
+
+Pure arithmetic. Knows nothing of Ray or torch; how long a step takes has to be measured and handed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pydantic import BaseModel, ConfigDict
+
+from ranksearch.config import TrialConfig
+from ranksearch.errors import Fault, PlanError
+from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters
+from ranksearch.spec import Spec
+
+__all__ = ["GRID_CONFIGURATIONS", "Budget", "Plan", "fraction_of_grid", "make_plan"]
+
+GRID_CONFIGURATIONS = 56
+"""The exhaustive rank search that cost is compared with: 56 trials over ranks 2 to 64."""
+
+_PROCESS_MB = 700.0
+"""Resident memory of a worker before any model: Python, torch, Ray, transformers (measured on Linux, CPU build)."""
+
+
+class Budget(BaseModel):
+    """Rungs and step counts, counted at the reference batch size.
+
+    Where the batch size is searched, a rung is a number of samples, so that no batch size buys more data: the
+    reference is the largest batch size of the space, and smaller ones run more steps.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    min_steps: int
+    max_steps: int
+    reduction_factor: int
+    reference_batch_size: int
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Fidelities at which a trial is evaluated: min_steps * reduction_factor ** k, and the full budget."""
+        rungs = []
+        at = self.min_steps
+        while at < self.max_steps:
+            rungs.append(at)
+            at *= self.reduction_factor
+        return (*rungs, self.max_steps)
+
+    def steps(self, fidelity: int, batch_size: int) -> int:
+        """Optimizer steps that a batch size takes to a fidelity, rounded up."""
+        return math.ceil(fidelity * self.reference_batch_size / batch_size)
+
+
+class Plan(BaseModel):
+    """What a study will run at most."""
+
+    model_config = ConfigDict(frozen=True)
+
+    configurations: int
+    """Configurations to search."""
+    distinct_configurations: int | None
+    """How many the space holds; null when a range is continuous."""
+    rungs: tuple[int, ...]
+    """Steps at the reference batch size."""
+    reference_batch_size: int
+    batch_sizes: tuple[int, ...]
+    finalists: int
+    """Ranks that the decision compares at most."""
+    seeds: int
+    """Fresh seeds of each finalist at the first look."""
+    max_seeds: int
+    decision_runs: int
+    search_steps_most: int
+    """Steps if nothing were stopped early."""
+    search_steps_likely: int
+    """Steps if one in `reduction_factor` goes on at each rung."""
+    decision_steps: int
+    fraction_of_grid_likely: float
+    trainable_parameters: dict[int, int]
+    """Rank -> parameters of adapter and head, at the largest choice of targets."""
+    memory_mb_per_trial: float
+    """Estimate of a trial's peak memory at the largest rank and batch."""
+    disk_mb: float
+    """Estimate of what the study leaves on disk."""
+    concurrent: int | None
+    """Trials at once on the resources handed in; null when they are not known."""
+    hours_likely: float | None = None
+    """Null until the time of a step was measured."""
+    notes: tuple[str, ...] = ()
+
+
+def fraction_of_grid(steps: int, seeds: int, max_steps: int) -> float:
+    """Steps over those of the exhaustive search: 56 configurations with as many seeds, all to the end."""
+    return steps / (GRID_CONFIGURATIONS * seeds * max_steps)
+
+
+def make_budget(spec: Spec) -> Budget:
+    """The study's budget."""
+    return Budget(
+        min_steps=spec.budget.min_steps,
+        max_steps=spec.budget.max_steps,
+        reduction_factor=spec.budget.reduction_factor,
+        reference_batch_size=max(spec.parameters.batch_sizes()),
+    )
+
+
+def make_plan(
+    spec: Spec,
+    model: ModelFacts,
+    targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]],
+    *,
+    longest: int,
+    cpus: float | None = None,
+    gpus: float | None = None,
+    memory_mb: float | None = None,
+) -> Plan:
+    """Works a study out.
+
+    Args:
+        spec: The spec.
+        model: The model's facts.
+        targets: Each choice of target modules -> the modules that it means.
+        longest: Tokens of the longest row.
+        cpus: CPUs that trials may use together; None when not known yet.
+        gpus: GPUs that trials may use together.
+        memory_mb: Memory of the smallest node (of the GPU where trials ask for one), in MiB.
+
+    Raises:
+        PlanError: When the study can't fit.
+    """
+    space, budget = spec.parameters, make_budget(spec)
+    _refuse_large_ranks(spec, targets)
+    top = max(space.ranks())
+    widest = max(targets.values(), key=lambda modules: adapter_parameters(1, modules))
+    notes = []
+    wanted = spec.budget.trials
+    distinct = space.size
+    configurations = wanted if distinct is None else min(wanted, distinct)
+    if distinct is not None and distinct < wanted:
+        verb = "configuration" if distinct == 1 else "configurations"
+        notes.append(f"The space holds {distinct} {verb}, fewer than budget.trials={wanted}: each is searched once.")
+    if len(budget.rungs) == 1 and spec.strategy == "joint":
+        notes.append("min_steps equals max_steps: nothing can be stopped early.")
+    finalists = min(3, len(space.ranks()))
+    runs = finalists * spec.seeds
+    most = configurations * budget.max_steps
+    likely = _likely_steps(configurations, budget) if spec.strategy == "joint" else most
+    trainable = {r: adapter_parameters(r, widest) + model.head_parameters for r in space.ranks()}
+    per_trial = _memory_mb(spec, model, trainable[top], max(space.batch_sizes()), longest)
+    if memory_mb is not None and per_trial > memory_mb:
+        raise PlanError(
+            Fault(
+                "a trial must fit into memory",
+                f"about {per_trial:.0f} MiB at r={top}, batch_size={max(space.batch_sizes())}, {longest} tokens, against {memory_mb:.0f} MiB",
+                "space.r, space.batch_size, data.max_length",
+                "Lower batch_size or max_length, or set gradient_checkpointing: true.",
+            )
+        )
+    concurrent = _concurrent(spec, cpus, gpus)
+    adapters_mb = runs * trainable[top] * 4 / 2**20
+    return Plan(
+        configurations=configurations,
+        distinct_configurations=distinct,
+        rungs=budget.rungs,
+        reference_batch_size=budget.reference_batch_size,
+        batch_sizes=space.batch_sizes(),
+        finalists=finalists,
+        seeds=spec.seeds,
+        max_seeds=spec.max_seeds,
+        decision_runs=runs,
+        search_steps_most=most,
+        search_steps_likely=likely,
+        decision_steps=runs * budget.max_steps,
+        fraction_of_grid_likely=fraction_of_grid(likely + runs * budget.max_steps, spec.seeds, budget.max_steps),
+        trainable_parameters=trainable,
+        memory_mb_per_trial=round(per_trial),
+        disk_mb=round(adapters_mb + 0.01 * (configurations + runs) + 5, 1),
+        concurrent=concurrent,
+        notes=tuple(notes),
+    )
+
+
+def _refuse_large_ranks(spec: Spec, targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]]) -> None:
+    faults = []
+    top = max(spec.parameters.ranks())
+    for choice, modules in targets.items():
+        small = [m for m in modules if min(m.in_features, m.out_features) < top]
+        if small:
+            least = min(small, key=lambda m: min(m.in_features, m.out_features))
+            side = min(least.in_features, least.out_features)
+            faults.append(
+                Fault(
+                    "a rank must be at most the smaller side of every layer that it adapts",
+                    f"r={top}, but {least.name} is {least.in_features} x {least.out_features} (target_modules: {choice})",
+                    "space.r",
+                    f"Lower r to {side} or less, or leave that layer out of target_modules.",
+                )
+            )
+    if faults:
+        raise PlanError(faults)
+
+
+def _likely_steps(configurations: int, budget: Budget) -> int:
+    """Successive halving: all run to the first rung, one in reduction_factor goes on from each."""
+    steps, left, before = 0.0, float(configurations), 0
+    for rung in budget.rungs:
+        steps += max(left, 1) * (rung - before)
+        left, before = left / budget.reduction_factor, rung
+    return math.ceil(steps)
+
+
+def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, batch_size: int, tokens: int) -> float:
+    """Weights, optimizer and activations of one trial.
+
+    Activations follow Korthikanti et al. 2022 (arXiv 2205.05198, eq. 2) without the attention-score term, which
+    fused attention does not keep: 34 * s * b * h bytes a block at 16 bits, twice that at 32.
+    """
+    wide = spec.precision == "fp32"
+    weights = model.parameters * (4 if wide else 2)
+    # fp32 weight, gradient and two Adam moments.
+    trained = trainable * 16
+    blocks = 1 if spec.gradient_checkpointing else model.blocks
+    activations = 34 * tokens * batch_size * model.hidden_size * blocks * (2 if wide else 1)
+    logits = batch_size * tokens * model.vocab_size * 8 if spec.task == "generation" else 0
+    return _PROCESS_MB + (weights + trained + activations + logits) / 2**20
+
+
+def _concurrent(spec: Spec, cpus: float | None, gpus: float | None) -> int | None:
+    if cpus is None:
+        return spec.resources.max_concurrent
+    room = math.floor(cpus / spec.resources.cpus_per_trial + 1e-9)
+    faults = []
+    if room < 1:
+        faults.append(
+            Fault(
+                "a trial's CPUs must exist", f"cpus_per_trial={spec.resources.cpus_per_trial:g}, {cpus:g} CPUs", "resources.cpus_per_trial", "Lower it or add a node."
+            )
+        )
+    if spec.resources.gpus_per_trial > 0:
+        by_gpu = math.floor((gpus or 0) / spec.resources.gpus_per_trial + 1e-9)
+        if by_gpu < 1:
+            faults.append(
+                Fault(
+                    "a trial's GPUs must exist",
+                    f"gpus_per_trial={spec.resources.gpus_per_trial:g}, {gpus or 0:g} GPUs",
+                    "resources.gpus_per_trial",
+                    "Set it to 0 to train on CPUs, or use a cluster with GPUs.",
+                )
+            )
+        room = min(room, by_gpu)
+    if faults:
+        raise PlanError(faults)
+    return min(room, spec.resources.max_concurrent or room)
+
+
+def steps_of(config: TrialConfig, budget: Budget) -> int:
+    """Optimizer steps of a full run of a configuration."""
+    return budget.steps(budget.max_steps, config.batch_size)

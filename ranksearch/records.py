@@ -1,0 +1,172 @@
+"""What a study leaves behind: the records, which are the truth that all else is built from.
+
+Pydantic models with a `schema_version`; `store` writes and reads them. They know nothing of where they lie, nor of
+Ray, Optuna or MLflow. A number that is not finite is stored as null: strict JSON has no NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from ranksearch.config import TrialConfig
+from ranksearch.lora import ModelFacts
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Cost",
+    "Purpose",
+    "RungReport",
+    "State",
+    "StudyRecord",
+    "TestResult",
+    "TrialRecord",
+]
+
+SCHEMA_VERSION = 1
+
+State = Literal["WAITING", "RUNNING", "COMPLETE", "PRUNED", "FAILED"]
+
+Purpose = Literal["search", "decide"]
+"""Why a trial runs: "search" chooses configurations, "decide" measures a chosen one with a fresh seed."""
+
+
+def _finite(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+Measured = Annotated[float | None, BeforeValidator(_finite)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RungReport(_Record):
+    """One evaluation of one trial."""
+
+    step: int
+    """Optimizer steps done."""
+    samples: int
+    """Training rows seen."""
+    fidelity: int
+    """The budget spent, in steps at the study's reference batch size: what rungs are compared at."""
+    metrics: dict[str, Measured]
+    """`eval/...`, `train/...` and `cost/...` by name; null where the value was not finite."""
+    at: datetime
+
+
+class Cost(_Record):
+    """What a trial has used so far, summed over its attempts where it had to start again."""
+
+    steps: int = 0
+    samples: int = 0
+    tokens: int = 0
+    """Tokens of the training rows seen, padding not counted."""
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    setup_seconds: float = 0.0
+    """Loading the model and attaching the adapter."""
+    peak_memory_mb: float = 0.0
+    """Peak resident memory of the worker process, or of the GPU where there is one, in MiB."""
+
+
+class TrialRecord(_Record):
+    """One configuration trained with one seed."""
+
+    schema_version: int = SCHEMA_VERSION
+    number: int
+    purpose: Purpose
+    stage: str
+    """The strategy's own name for the step that it belongs to: "search", "decide"."""
+    why: str
+    """One sentence: why the strategy ran it."""
+    config: TrialConfig
+    values: dict[str, Any]
+    """The values by the space's own flat names ("layer_group_lr.top"), as the sampler must be told them."""
+    seed: int
+    max_steps: int
+    """Optimizer steps of a full run of this configuration."""
+    prune: bool
+    """Whether early stopping may end it."""
+    state: State
+    reason: str | None = None
+    """Why it was pruned or failed, in a sentence."""
+    violation: Literal["diverged", "out_of_memory"] | None = None
+    """A configuration that can't be trained: told to the sampler as a violated constraint."""
+    attempts: int = 0
+    """Times that it was started."""
+    reports: tuple[RungReport, ...] = ()
+    cost: Cost = Cost()
+    trainable_parameters: int | None = None
+    target_modules: tuple[str, ...] = ()
+    """The modules adapted, as the shortest name endings that mean exactly them."""
+    adapter: str | None = None
+    """Folder of the trained adapter in PEFT's format, relative to the study's folder."""
+    worker: str | None = None
+    """Host and process that ran it last."""
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it will never run again."""
+        return self.state in ("COMPLETE", "PRUNED", "FAILED")
+
+    @property
+    def last(self) -> RungReport | None:
+        """The newest evaluation."""
+        return self.reports[-1] if self.reports else None
+
+    def value(self, metric: str) -> float | None:
+        """The metric at the newest evaluation; None where there is none or it was not finite."""
+        return self.last.metrics.get(metric) if self.last else None
+
+
+class TestResult(_Record):
+    """The one look at the test rows, by the recommended configuration."""
+
+    __test__ = False  # not a test class, whatever its name says
+
+    trial: int
+    n: int
+    metrics: dict[str, Measured]
+    """By bare name: "nll", "accuracy", "macro_f1"."""
+
+
+class StudyRecord(_Record):
+    """One search: what was asked, on what, with what, and what came out."""
+
+    schema_version: int = SCHEMA_VERSION
+    name: str
+    study_id: str
+    """Random, so that two studies of one name on one MLflow server stay apart."""
+    created_at: datetime
+    spec: dict[str, Any]
+    """The spec as resolved, all defaults filled in, no secrets."""
+    fingerprint: str
+    """Hash over what makes results comparable: data, space, model, objective, method, step budget."""
+    versions: dict[str, str]
+    """Package name -> version, Python and platform included."""
+    model: ModelFacts
+    data: dict[str, Any]
+    """The data's facts: rows kept and left out, classes, tokens, hash of each split."""
+    plan: dict[str, Any]
+    state: Literal["RUNNING", "INTERRUPTED", "DONE", "FAILED"] = "RUNNING"
+    sessions: tuple[dict[str, Any], ...] = ()
+    """One entry a driver: when it began and ended, workers, hardware, why it stopped."""
+    decision: dict[str, Any] | None = None
+    recommended: dict[str, Any] | None = None
+    test: TestResult | None = None
+    result: dict[str, Any] | None = Field(default=None)
+    """The JSON that `search --json` printed at its end."""
+
+    def metric(self) -> tuple[str, str]:
+        """The objective's metric and direction."""
+        objective: Mapping[str, str] = self.spec["objective"]
+        return objective["metric"], objective["direction"]

@@ -1,0 +1,429 @@
+"""The spec: the YAML that describes a study, read, checked and resolved.
+
+`examine_spec` finds every fault at once: each section is checked by itself, and the rules that join several keys are
+applied to whatever is sound, so that one wrong key hides no other. Knows nothing of files other than the spec itself:
+whether the data or the model exist is not asked here.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+
+from ranksearch.errors import Fault, SpecError
+from ranksearch.space import Space, read_space
+from ranksearch.yamlfile import YamlFault, parse_yaml
+
+__all__ = [
+    "METRICS",
+    "BudgetSpec",
+    "DataSpec",
+    "Examination",
+    "ModelSpec",
+    "ObjectiveSpec",
+    "ResourcesSpec",
+    "Spec",
+    "TrackingSpec",
+    "examine_spec",
+    "load_spec",
+]
+
+METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "eval/nll": ("minimize", ("classification", "generation")),
+    "eval/bits_per_byte": ("minimize", ("generation",)),
+    "eval/accuracy": ("maximize", ("classification",)),
+    "eval/macro_f1": ("maximize", ("classification",)),
+    "eval/exact_match": ("maximize", ("generation",)),
+    "eval/chrf": ("maximize", ("generation",)),
+}
+"""Metric -> its direction and the tasks that have it."""
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
+
+
+class _Section(BaseModel):
+    # Strict, so that no "yes" becomes True and no 3.7 becomes 3; whole floats are let through as ints by YAML itself.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ModelSpec(_Section):
+    """The base model."""
+
+    id: str
+    """asset:NAME, a local folder or a hub id."""
+    revision: str | None = None
+    """Git revision on the hub; pin it to make a study repeatable."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type that the frozen weights are held in; auto follows `precision`."""
+    trust_remote_code: bool = False
+    """Whether a model's own Python code may run."""
+
+
+class DataSpec(_Section):
+    """Where the rows come from and which columns they are."""
+
+    train: str
+    eval: str | None = None
+    test: str | None = None
+    eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the training file that becomes the eval part when `eval` is null."""
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    text: str | tuple[str, str] = "text"
+    """Column, or the two columns of a sentence pair."""
+    label: str = "label"
+    prompt: str = "prompt"
+    completion: str = "completion"
+    messages: str | None = None
+    max_length: Annotated[int, Field(ge=2)] | None = None
+    """Tokens; null covers 99 % of the rows within the model's limit."""
+    delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    encoding: str | None = None
+    chat_template: str | None = None
+    bad_rows: Literal["refuse", "drop"] = "refuse"
+    tasks: dict[str, Any] | None = None
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _pair(cls, value: object) -> object:
+        return tuple(value) if isinstance(value, list) else value
+
+
+class RelativeTolerance(_Section):
+    """A margin as a fraction of the best value."""
+
+    relative: Annotated[float, Field(gt=0, lt=1)]
+
+
+class ObjectiveSpec(_Section):
+    """What is compared, and how much loss counts as none."""
+
+    metric: str = "eval/nll"
+    direction: Literal["minimize", "maximize"] = "minimize"
+    tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | RelativeTolerance = 0.03
+    """The margin δ, in the metric's unit: a rank that loses at most this much is as good as the best."""
+
+
+class BudgetSpec(_Section):
+    """How much may be spent."""
+
+    trials: Annotated[int, Field(ge=1)] = 24
+    """Configurations; the seeds of the decision come on top."""
+    min_steps: Annotated[int, Field(ge=1)] = 45
+    """Optimizer steps at the first rung."""
+    max_steps: Annotated[int, Field(ge=1)] = 130
+    """Optimizer steps of a full run."""
+    reduction_factor: Annotated[int, Field(ge=2)] = 3
+    """One in this many goes on at each rung."""
+    max_steps_total: Annotated[int, Field(ge=1)] | None = None
+    """Optimizer steps over all trials, after which no new one is started."""
+    max_hours: Annotated[float, Field(gt=0)] | None = None
+    """Wall-clock hours, after which no new trial is started and running ones are ended at their next rung."""
+
+
+class ResourcesSpec(_Section):
+    """What one trial may use, and how many run at once."""
+
+    cpus_per_trial: Annotated[float, Field(gt=0)] = 1
+    gpus_per_trial: Annotated[float, Field(ge=0)] = 0
+    workers_per_trial: Annotated[int, Field(ge=1, le=1)] = 1
+    """Data-parallel workers of one trial; more than one is not built yet."""
+    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    """Trials at once; null = as many as the cluster has room for."""
+
+
+class TrackingSpec(_Section):
+    """Where MLflow is."""
+
+    uri: str | None = None
+    """Null = a sqlite file under RANKSEARCH_HOME."""
+    experiment: str | None = None
+    """Null = the study's name."""
+
+
+class Spec(_Section):
+    """A study, fully described."""
+
+    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    task: Literal["classification", "generation"]
+    model: ModelSpec
+    data: DataSpec
+    space: dict[str, Any]
+    """As written; `parameters` is the readable form."""
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    gradient_accumulation: Annotated[int, Field(ge=1)] = 1
+    gradient_checkpointing: bool = False
+    objective: ObjectiveSpec = ObjectiveSpec()
+    strategy: Literal["joint", "grid", "random"] = "joint"
+    sampler: Literal["tpe", "gp", "cmaes", "random", "grid"] = "tpe"
+    budget: BudgetSpec = BudgetSpec()
+    seeds: Annotated[int, Field(ge=1)] = 3
+    """Fresh seeds of each finalist at the first look."""
+    max_seeds: Annotated[int, Field(ge=1)] = 12
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """The study's own seed: sampler, split and the search's training runs follow from it."""
+    resources: ResourcesSpec = ResourcesSpec()
+    tracking: TrackingSpec = TrackingSpec()
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _named(cls, value: object) -> object:
+        return {"id": value} if isinstance(value, str) else value
+
+    @cached_property
+    def parameters(self) -> Space:
+        """The search space."""
+        space, faults = read_space(self.space)
+        if space is None:
+            raise SpecError(faults)
+        return space
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What became of a spec: the parts that are sound, and every fault."""
+
+    spec: Spec | None
+    """None when there is any fault."""
+    data: DataSpec | None
+    """The data block when it is sound by itself, so that the files can be checked beside other faults."""
+    task: str | None
+    model: ModelSpec | None
+    parameters: Space | None
+    faults: tuple[Fault, ...]
+    source: str
+    base_dir: Path
+    """Folder that relative paths are relative to."""
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """Reads a spec that has to be right.
+
+    Args:
+        path: The YAML file.
+        overrides: `key.path=value` pairs, values in YAML.
+
+    Raises:
+        SpecError: With every fault.
+    """
+    examined = examine_spec(path, overrides)
+    if examined.spec is None:
+        raise SpecError(examined.faults)
+    return examined.spec
+
+
+def examine_spec(path: str | Path, overrides: Sequence[str] = ()) -> Examination:
+    """Reads a spec and finds every fault in it.
+
+    Raises:
+        SpecError: When the file can't be read as YAML at all.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SpecError(
+            Fault("the spec must be a readable file", str(reason), str(path), "Give the path of a YAML spec; search_spaces/ holds some to copy.")
+        ) from error
+    try:
+        raw = parse_yaml(text)
+    except YamlFault as error:
+        raise SpecError(Fault("the spec must be YAML", str(error), str(path), "Correct that line.")) from error
+    if not isinstance(raw, dict):
+        raise SpecError(
+            Fault("the spec must be a mapping of keys", "an empty file" if raw is None else repr(raw)[:80], str(path), "Begin with `name:`.")
+        )
+    return examine_values(_override(raw, overrides), source=str(path), base_dir=path.parent.resolve())
+
+
+def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Examination:
+    """Finds every fault in a spec that is already a mapping."""
+    values, faults = _examine_section(Spec, raw, "")
+    sections: dict[str, Any] = {}
+    for name, cls in _SECTIONS.items():
+        if name in raw and isinstance(block := ({"id": raw[name]} if name == "model" and isinstance(raw[name], str) else raw[name]), Mapping):
+            sections[name], more = _examine_section(cls, block, name)
+            faults += more
+        elif name in raw and name not in ("data", "model"):
+            if raw[name] is not None or name not in values:
+                faults.append(Fault(f"`{name}` must be a mapping", repr(raw[name]), name, f"Write the keys of `{name}` below it."))
+        elif name in raw:
+            faults.append(Fault(f"`{name}` must be a mapping", repr(raw[name]), name, f"Write the keys of `{name}` below it."))
+        else:
+            sections[name] = {n: f.default for n, f in cls.model_fields.items() if not f.is_required()}
+    space, space_faults = (None, []) if "space" not in raw else read_space(raw["space"])
+    faults += space_faults
+    faults += _cross_rules(raw, values, sections, space)
+    data = None
+    if "data" in raw and isinstance(raw["data"], Mapping):
+        data_fields = {k: v for k, v in raw["data"].items() if k in DataSpec.model_fields and k in sections["data"]}
+        if "train" in data_fields:
+            data = DataSpec.model_validate(data_fields)
+    model = None
+    if "model" in sections and "id" in sections["model"]:
+        model = ModelSpec.model_validate({k: v for k, v in sections["model"].items() if k in ModelSpec.model_fields})
+    placed = tuple(Fault(f.rule, f.got, f"{source}: {f.place}", f.remedy) for f in faults)
+    spec = None
+    if not faults:
+        spec = Spec.model_validate({k: v for k, v in raw.items() if v is not None or k not in _SECTIONS} | {"space": dict(raw["space"])})
+    return Examination(spec, data, values.get("task"), model, space, placed, source, base_dir)
+
+
+_SECTIONS: Mapping[str, type[_Section]] = {
+    "model": ModelSpec,
+    "data": DataSpec,
+    "objective": ObjectiveSpec,
+    "budget": BudgetSpec,
+    "resources": ResourcesSpec,
+    "tracking": TrackingSpec,
+}
+
+
+def _override(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Applies `key.path=value` pairs to a copy."""
+    faults: list[Fault] = []
+    out = {k: dict(v) if isinstance(v, dict) else v for k, v in raw.items()}
+    for pair in overrides:
+        key, sign, text = pair.partition("=")
+        if not sign or not key:
+            faults.append(Fault("an override must be KEY=VALUE", pair, "command line", "Write for example budget.trials=8."))
+            continue
+        try:
+            value = parse_yaml(text)
+        except YamlFault as error:
+            faults.append(Fault("an override's value must be YAML", str(error), f"command line: {pair}", "Quote it for the shell."))
+            continue
+        place: dict[str, Any] = out
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            inner = place.get(parent)
+            # A short form is spelled out, so that model.revision=X works on `model: asset:minilm-l6`.
+            if parent == "model" and place is out and isinstance(inner, str):
+                inner = {"id": inner}
+            place[parent] = dict(inner) if isinstance(inner, dict) else {}
+            place = place[parent]
+        place[leaf] = value
+    if faults:
+        raise SpecError(faults)
+    return out
+
+
+def _examine_section(cls: type[_Section], raw: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Fault]]:
+    """Checks each key of one section by itself.
+
+    Returns:
+        The sound values with defaults filled in, and the faults.
+    """
+    values: dict[str, Any] = {}
+    faults: list[Fault] = []
+    prefix = f"{path}." if path else ""
+    for key in raw:
+        if key not in cls.model_fields:
+            near = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.6)
+            remedy = f"Did you mean `{near[0]}`?" if near else "The keys are " + ", ".join(cls.model_fields) + "."
+            faults.append(Fault("only known keys may stand in the spec", f"{key}: {raw[key]!r}", f"{prefix}{key}", remedy))
+    for name, info in cls.model_fields.items():
+        if name not in raw:
+            if info.is_required():
+                faults.append(Fault(f"`{name}` must be given", "nothing", f"{prefix}{name}", f"Add `{name}:`."))
+            else:
+                values[name] = info.default
+            continue
+        if cls is Spec and (name in _SECTIONS or name == "space"):
+            continue
+        value = tuple(raw[name]) if name == "text" and isinstance(raw[name], list) else raw[name]
+        try:
+            values[name] = TypeAdapter(Annotated[info.annotation, info], config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError as error:
+            faults.append(_told(name, value, f"{prefix}{name}", error, info.annotation))
+    return values, faults
+
+
+def _told(name: str, value: object, place: str, error: ValidationError, annotation: Any) -> Fault:
+    """Puts what Pydantic found into our words."""
+    if name == "name":
+        return Fault("`name` must be a letter or digit, then letters, digits, _ . - and at most 80 of them", repr(value), place, "Rename it, for example team-a_rank-test.")
+    first = error.errors()[0]
+    options = [a for t in _flat(annotation) if get_origin(t) is Literal for a in get_args(t)]
+    if options:
+        near = get_close_matches(str(value), options, n=1)
+        return Fault(f"`{name}` must be one of {', '.join(options)}", repr(value), place, f"Did you mean `{near[0]}`?" if near else "Give one of them.")
+    context = first.get("ctx", {})
+    bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    if first["type"] in bounds:
+        limit = bounds[first["type"]]
+        return Fault(f"`{name}` must be {words[limit]} {context[limit]:g}", repr(value), place, f"Give a number {words[limit]} {context[limit]:g}.")
+    kinds = [t.__name__ for t in _flat(annotation) if isinstance(t, type) and t is not type(None)]
+    plain = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "dict": "a mapping"}
+    rule = " or ".join(dict.fromkeys(plain.get(k, "a mapping like {relative: 0.02}" if k == "RelativeTolerance" else k) for k in kinds))
+    remedy = "Write it without quotes." if isinstance(value, str) and rule != "text" else "Correct the value."
+    return Fault(f"`{name}` must be {rule or 'as described'}", repr(value), place, remedy)
+
+
+def _flat(annotation: Any) -> list[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _flat(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [leaf for part in get_args(annotation) for leaf in _flat(part)]
+    if origin is tuple:
+        return [str]
+    return [origin if origin is dict else annotation]
+
+
+def _cross_rules(raw: Mapping[str, Any], top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], space: Space | None) -> list[Fault]:
+    """Rules that join several keys, each applied where its operands are sound."""
+    faults: list[Fault] = []
+    data, budget = sections.get("data", {}), sections.get("budget", {})
+    objective, task = sections.get("objective", {}), top.get("task")
+    shares = [n for n, f in (("eval", "eval_fraction"), ("test", "test_fraction")) if data.get(n, "") is None and f in data]
+    if "data" in raw and shares:
+        total = sum(data[f"{n}_fraction"] for n in shares)
+        if total >= 1:
+            named = " + ".join(f"data.{n}_fraction" for n in shares)
+            faults.append(Fault(f"`{named} < 1` must hold, so that rows to train on remain", f"{total:g}", named, "Lower them; 0.15 each is usual."))
+    metric = objective.get("metric")
+    if metric is not None and metric not in METRICS:
+        # No "did you mean": eval_loss is not eval/nll, and must not be read as it.
+        faults.append(Fault("`metric` must be one of " + ", ".join(METRICS), repr(metric), "objective.metric", "Choose one of them by its full name."))
+    elif metric is not None:
+        direction, tasks = METRICS[metric]
+        if task is not None and task not in tasks:
+            there = ", ".join(m for m, (_, t) in METRICS.items() if task in t)
+            faults.append(Fault(f"the metric of a {task} study must be one of {there}", metric, "objective.metric", "Choose one of them."))
+        if objective.get("direction", direction) != direction:
+            faults.append(Fault(f"`{metric}` has the direction {direction}", str(objective["direction"]), "objective.direction", f"Write {direction}."))
+    low, high = budget.get("min_steps"), budget.get("max_steps")
+    if low is not None and high is not None and low > high:
+        faults.append(Fault("`min_steps <= max_steps` must hold", f"min_steps={low}, max_steps={high}", "budget", f"Lower min_steps to {high} or less."))
+    seeds, most = top.get("seeds"), top.get("max_seeds")
+    if seeds is not None and most is not None and seeds > most:
+        faults.append(Fault("`seeds <= max_seeds` must hold", f"seeds={seeds}, max_seeds={most}", "seeds, max_seeds", f"Raise max_seeds to {seeds}."))
+    strategy = top.get("strategy")
+    if "sampler" in raw and strategy in ("grid", "random") and top.get("sampler", strategy) != strategy:
+        faults.append(
+            Fault(f"the strategy {strategy} draws its configurations itself: `sampler` must be {strategy} or left out", str(top["sampler"]), "sampler", f"Write sampler: {strategy}, or strategy: joint.")
+        )
+    if space is not None and (strategy == "grid" or top.get("sampler") == "grid"):
+        endless = [n for n, d in space.domains.items() if d.size is None]
+        if endless:
+            faults.append(Fault("a grid must be finite", f"continuous ranges of {', '.join(endless)}", "space", "Give {choices: [...]} for them."))
+        elif strategy == "grid" and "trials" in budget and budget["trials"] < (space.size or 0):
+            faults.append(
+                Fault("`budget.trials` of a grid must be at least the number of its points", f"trials={budget['trials']}, {space.size} points", "budget.trials", f"Write trials: {space.size}, or strategy: random.")
+            )
+    if space is not None and low is not None and high is not None:
+        warmup = space.domains["warmup_steps"]
+        longest = max(warmup.values()) if not hasattr(warmup, "low") else math.ceil(warmup.high)
+        if "warmup_steps" in raw.get("space", {}) and longest >= high:
+            faults.append(Fault("`warmup_steps < max_steps` must hold", f"warmup_steps={longest}, max_steps={high}", "space.warmup_steps", "Lower warmup_steps."))
+    return faults

@@ -1,0 +1,207 @@
+"""Where records lie and how they are written: atomically, by one driver at a time.
+
+Layout under RANKSEARCH_HOME (default `./.ranksearch`)::
+
+    studies/NAME/study.json          the StudyRecord
+    studies/NAME/trials/00007.json   one TrialRecord each
+    studies/NAME/adapters/00007/     trained adapters
+    studies/NAME/lease               held by the driver while it runs
+
+Knows the files and the records; nothing of what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ranksearch.errors import Fault, SpecError, StoreError
+from ranksearch.records import SCHEMA_VERSION, StudyRecord, TrialRecord
+
+_Record = TypeVar("_Record", bound=BaseModel)
+
+__all__ = ["Store", "StudyFolder", "default_home", "write_atomic"]
+
+
+def default_home() -> Path:
+    """RANKSEARCH_HOME, or `.ranksearch` in the working folder."""
+    return Path(os.environ.get("RANKSEARCH_HOME") or ".ranksearch").absolute()
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Writes a file so that a reader sees the old text or the new one, never half, even after a power cut.
+
+    Raises:
+        StoreError: When the folder can't be written to or the disk is full.
+    """
+    content = data.encode() if isinstance(data, str) else data
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise _machine_fault(path, error) from error
+
+
+def _machine_fault(path: Path, error: OSError) -> StoreError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "Free some disk space, then go on with --resume." if full else "Set RANKSEARCH_HOME to a folder that you may write to."
+    return StoreError(f"{path} can't be written: {error.strerror or error}. {remedy}")
+
+
+class Store:
+    """All studies of one home.
+
+    Args:
+        home: The folder; it need not exist yet.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = Path(home)
+
+    def folder(self, name: str) -> Path:
+        """The study's folder, whether it exists or not."""
+        return self.home / "studies" / name
+
+    def studies(self) -> list[str]:
+        """Names of all studies, sorted."""
+        root = self.home / "studies"
+        return sorted(p.parent.name for p in root.glob("*/study.json")) if root.is_dir() else []
+
+    def exists(self, name: str) -> bool:
+        """Whether a study of this name has begun."""
+        return (self.folder(name) / "study.json").is_file()
+
+    def open(self, name: str) -> StudyFolder:
+        """The study's folder, for reading.
+
+        Raises:
+            SpecError: When there is no such study.
+        """
+        if not self.exists(name):
+            there = ", ".join(self.studies()) or "none yet"
+            raise SpecError(
+                Fault("the study must exist", name, str(self.home / "studies"), f"The studies there are: {there}. RANKSEARCH_HOME chooses another home.")
+            )
+        return StudyFolder(self.folder(name))
+
+    def study(self, name: str) -> StudyRecord:
+        """The study's record; see `open` for what it raises."""
+        return self.open(name).study()
+
+    def trials(self, name: str) -> list[TrialRecord]:
+        """The study's trials by number; see `open` for what it raises."""
+        return self.open(name).trials()
+
+
+class StudyFolder:
+    """The records of one study.
+
+    Args:
+        path: The study's folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def study(self) -> StudyRecord:
+        """The study's record.
+
+        Raises:
+            StoreError: When it is torn or of a newer version.
+        """
+        return _read(self.path / "study.json", StudyRecord)
+
+    def trials(self) -> list[TrialRecord]:
+        """All trials by number.
+
+        Raises:
+            StoreError: When a record is torn or of a newer version; it names the file.
+        """
+        return [_read(p, TrialRecord) for p in sorted((self.path / "trials").glob("[0-9]*.json"))]
+
+    def write_study(self, study: StudyRecord) -> None:
+        """Writes the study's record; raises StoreError like `write_atomic`."""
+        write_atomic(self.path / "study.json", study.model_dump_json(indent=1))
+
+    def write_trial(self, trial: TrialRecord) -> None:
+        """Writes one trial's record; raises StoreError like `write_atomic`."""
+        write_atomic(self.path / "trials" / f"{trial.number:05d}.json", trial.model_dump_json(indent=1))
+
+    def adapter_folder(self, number: int) -> Path:
+        """Where a trial's trained adapter lies."""
+        return self.path / "adapters" / f"{number:05d}"
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[None]:
+        """Makes this process the only driver of the study.
+
+        The kernel drops the lock when the process dies, however it dies, so no lease is ever left over.
+
+        Raises:
+            StoreError: When another driver holds it; the message says which.
+        """
+        path = self.path / "lease"
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise _machine_fault(path, error) from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise _machine_fault(path, error) from error
+                holder = os.read(handle, 4096).decode(errors="replace").strip() or "unknown"
+                raise StoreError(
+                    f"the study {self.path.name} is in use by another driver: {holder}. Wait for it or stop it; two drivers would write over each other's records."
+                ) from None
+            os.ftruncate(handle, 0)
+            told = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+            os.pwrite(handle, json.dumps(told).encode(), 0)
+            yield
+        finally:
+            os.close(handle)
+
+
+def _read(path: Path, kind: type[_Record]) -> _Record:
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"{path} can't be read: {error.strerror}.") from error
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        version = None
+        with contextlib.suppress(ValueError, AttributeError):
+            version = json.loads(text).get("schema_version")
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise StoreError(
+                f"{path} was written by a newer ranksearch (schema {version}, this one reads up to {SCHEMA_VERSION}). Upgrade ranksearch."
+            ) from error
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise StoreError(
+            f"{path} is not a whole record: {where}: {first['msg']}. Move it away to go on without it; the trial is then run again."
+        ) from error
