@@ -235,7 +235,10 @@ def _concurrent(spec: Spec, cpus: float | None, gpus: float | None) -> int | Non
     if room < 1:
         faults.append(
             Fault(
-                "a trial's CPUs must exist", f"cpus_per_trial={spec.resources.cpus_per_trial:g}, {cpus:g} CPUs", "resources.cpus_per_trial", "Lower it or add a node."
+                "a trial's CPUs must exist",
+                f"cpus_per_trial={spec.resources.cpus_per_trial:g}, {cpus:g} CPUs",
+                "resources.cpus_per_trial",
+                "Lower it or add a node.",
             )
         )
     if spec.resources.gpus_per_trial > 0:

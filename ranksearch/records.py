@@ -100,6 +100,8 @@ class TrialRecord(_Record):
     """A configuration that can't be trained: told to the sampler as a violated constraint."""
     attempts: int = 0
     """Times that it was started."""
+    failures: tuple[str, ...] = ()
+    """Why its infrastructure failed, one sentence a time; it is queued again at most three times."""
     reports: tuple[RungReport, ...] = ()
     cost: Cost = Cost()
     trainable_parameters: int | None = None
@@ -135,6 +137,8 @@ class TestResult(_Record):
 
     trial: int
     n: int
+    looks: int = 1
+    """Times that the test rows were looked at; above 1 when a study went on and ended at another configuration."""
     metrics: dict[str, Measured]
     """By bare name: "nll", "accuracy", "macro_f1"."""
 

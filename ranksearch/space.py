@@ -284,7 +284,9 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
         The space, or None when something is wrong, and every fault.
     """
     if not isinstance(raw, Mapping):
-        return None, [Fault("`space` must be a mapping of parameters", repr(raw), place, "Give at least `r` and `learning_rate`.")]
+        return None, [
+            Fault("`space` must be a mapping of parameters", repr(raw), place, "Give at least `r` and `learning_rate`.")
+        ]
     flat: dict[str, object] = {}
     faults: list[Fault] = []
     for key, value in raw.items():
@@ -325,7 +327,9 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
         )
     for name in _REQUIRED:
         if name not in flat:
-            faults.append(Fault(f"`{name}` must be given", "nothing", f"{place}.{name}", f"Add space.{name}: a value or a range."))
+            faults.append(
+                Fault(f"`{name}` must be given", "nothing", f"{place}.{name}", f"Add space.{name}: a value or a range.")
+            )
     if faults:
         return None, faults
     ordered = {}
@@ -368,22 +372,31 @@ def _read_domain(name: str, raw: object, place: str) -> tuple[Domain | None, Fau
 
 def _read_choices(name: str, body: object, parameter: Parameter, place: str) -> tuple[Domain | None, Fault | None]:
     if not isinstance(body, Sequence) or isinstance(body, str) or not body:
-        return None, Fault(f"choices of `{name}` must be a list that is not empty", _got(body), place, "List at least one value.")
+        return None, Fault(
+            f"choices of `{name}` must be a list that is not empty", _got(body), place, "List at least one value."
+        )
     values = [_normal(v, parameter) for v in body]
     wrong = [v for v in values if not parameter.accepts(v)]
     if wrong:
         return None, Fault(
-            f"every choice of `{name}` must be {parameter.rule()}", ", ".join(map(_got, wrong)), place, _remedy(wrong[0], parameter)
+            f"every choice of `{name}` must be {parameter.rule()}",
+            ", ".join(map(_got, wrong)),
+            place,
+            _remedy(wrong[0], parameter),
         )
     twice = sorted({str(v) for i, v in enumerate(values) if v in values[:i]})
     if twice:
-        return None, Fault(f"choices of `{name}` must differ", f"{', '.join(twice)} more than once", place, "Give each once.")
+        return None, Fault(
+            f"choices of `{name}` must differ", f"{', '.join(twice)} more than once", place, "Give each once."
+        )
     if len(values) == 1:
         return Fixed(values[0]), None
     return Choices(tuple(sorted(values)) if parameter.kind in ("int", "float") else tuple(values)), None
 
 
-def _read_range(name: str, kind: str, body: object, parameter: Parameter, place: str) -> tuple[Domain | None, Fault | None]:
+def _read_range(
+    name: str, kind: str, body: object, parameter: Parameter, place: str
+) -> tuple[Domain | None, Fault | None]:
     if parameter.kind not in ("int", "float") or (parameter.kind == "int") != (kind == "int"):
         fits = {"int": "choices or int", "float": "choices, log or uniform"}.get(parameter.kind, "choices")
         if not (parameter.kind == "float" and kind == "int"):
@@ -395,11 +408,17 @@ def _read_range(name: str, kind: str, body: object, parameter: Parameter, place:
         if isinstance(end, bool) or not isinstance(end, int | float) or not math.isfinite(end):
             return None, Fault(f"the ends of `{name}` must be numbers", _got(end), place, _remedy(end, parameter))
     if kind == "int" and not (float(low).is_integer() and float(high).is_integer()):
-        return None, Fault(f"the ends of an int range of `{name}` must be whole", _got(body), place, "Give whole numbers.")
+        return None, Fault(
+            f"the ends of an int range of `{name}` must be whole", _got(body), place, "Give whole numbers."
+        )
     if low > high:
-        return None, Fault(f"a range of `{name}` must run from low to high", f"[{low}, {high}]", place, f"Write [{high}, {low}].")
+        return None, Fault(
+            f"a range of `{name}` must run from low to high", f"[{low}, {high}]", place, f"Write [{high}, {low}]."
+        )
     if kind == "log" and low <= 0:
-        return None, Fault(f"a log range of `{name}` must start above 0", f"[{low}, {high}]", place, "Start above 0, or use uniform.")
+        return None, Fault(
+            f"a log range of `{name}` must start above 0", f"[{low}, {high}]", place, "Start above 0, or use uniform."
+        )
     for end in (low, high):
         if not parameter.accepts(end):
             return None, Fault(f"`{name}` must be {parameter.rule()}", _got(end), place, "Move this end of the range.")

@@ -231,7 +231,12 @@ def examine_spec(path: str | Path, overrides: Sequence[str] = ()) -> Examination
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise SpecError(
-            Fault("the spec must be a readable file", str(reason), str(path), "Give the path of a YAML spec; search_spaces/ holds some to copy.")
+            Fault(
+                "the spec must be a readable file",
+                str(reason),
+                str(path),
+                "Give the path of a YAML spec; search_spaces/ holds some to copy.",
+            )
         ) from error
     try:
         raw = parse_yaml(text)
@@ -239,7 +244,12 @@ def examine_spec(path: str | Path, overrides: Sequence[str] = ()) -> Examination
         raise SpecError(Fault("the spec must be YAML", str(error), str(path), "Correct that line.")) from error
     if not isinstance(raw, dict):
         raise SpecError(
-            Fault("the spec must be a mapping of keys", "an empty file" if raw is None else repr(raw)[:80], str(path), "Begin with `name:`.")
+            Fault(
+                "the spec must be a mapping of keys",
+                "an empty file" if raw is None else repr(raw)[:80],
+                str(path),
+                "Begin with `name:`.",
+            )
         )
     return examine_values(_override(raw, overrides), source=str(path), base_dir=path.parent.resolve())
 
@@ -249,14 +259,20 @@ def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Ex
     values, faults = _examine_section(Spec, raw, "")
     sections: dict[str, Any] = {}
     for name, cls in _SECTIONS.items():
-        if name in raw and isinstance(block := ({"id": raw[name]} if name == "model" and isinstance(raw[name], str) else raw[name]), Mapping):
+        if name in raw and isinstance(
+            block := ({"id": raw[name]} if name == "model" and isinstance(raw[name], str) else raw[name]), Mapping
+        ):
             sections[name], more = _examine_section(cls, block, name)
             faults += more
         elif name in raw and name not in ("data", "model"):
             if raw[name] is not None or name not in values:
-                faults.append(Fault(f"`{name}` must be a mapping", repr(raw[name]), name, f"Write the keys of `{name}` below it."))
+                faults.append(
+                    Fault(f"`{name}` must be a mapping", repr(raw[name]), name, f"Write the keys of `{name}` below it.")
+                )
         elif name in raw:
-            faults.append(Fault(f"`{name}` must be a mapping", repr(raw[name]), name, f"Write the keys of `{name}` below it."))
+            faults.append(
+                Fault(f"`{name}` must be a mapping", repr(raw[name]), name, f"Write the keys of `{name}` below it.")
+            )
         else:
             sections[name] = {n: f.default for n, f in cls.model_fields.items() if not f.is_required()}
     space, space_faults = (None, []) if "space" not in raw else read_space(raw["space"])
@@ -273,7 +289,9 @@ def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Ex
     placed = tuple(Fault(f.rule, f.got, f"{source}: {f.place}", f.remedy) for f in faults)
     spec = None
     if not faults:
-        spec = Spec.model_validate({k: v for k, v in raw.items() if v is not None or k not in _SECTIONS} | {"space": dict(raw["space"])})
+        spec = Spec.model_validate(
+            {k: v for k, v in raw.items() if v is not None or k not in _SECTIONS} | {"space": dict(raw["space"])}
+        )
     return Examination(spec, data, values.get("task"), model, space, placed, source, base_dir)
 
 
@@ -294,12 +312,18 @@ def _override(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     for pair in overrides:
         key, sign, text = pair.partition("=")
         if not sign or not key:
-            faults.append(Fault("an override must be KEY=VALUE", pair, "command line", "Write for example budget.trials=8."))
+            faults.append(
+                Fault("an override must be KEY=VALUE", pair, "command line", "Write for example budget.trials=8.")
+            )
             continue
         try:
             value = parse_yaml(text)
         except YamlFault as error:
-            faults.append(Fault("an override's value must be YAML", str(error), f"command line: {pair}", "Quote it for the shell."))
+            faults.append(
+                Fault(
+                    "an override's value must be YAML", str(error), f"command line: {pair}", "Quote it for the shell."
+                )
+            )
             continue
         place: dict[str, Any] = out
         *parents, leaf = key.split(".")
@@ -329,7 +353,9 @@ def _examine_section(cls: type[_Section], raw: Mapping[str, Any], path: str) -> 
         if key not in cls.model_fields:
             near = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.6)
             remedy = f"Did you mean `{near[0]}`?" if near else "The keys are " + ", ".join(cls.model_fields) + "."
-            faults.append(Fault("only known keys may stand in the spec", f"{key}: {raw[key]!r}", f"{prefix}{key}", remedy))
+            faults.append(
+                Fault("only known keys may stand in the spec", f"{key}: {raw[key]!r}", f"{prefix}{key}", remedy)
+            )
     for name, info in cls.model_fields.items():
         if name not in raw:
             if info.is_required():
@@ -341,7 +367,9 @@ def _examine_section(cls: type[_Section], raw: Mapping[str, Any], path: str) -> 
             continue
         value = tuple(raw[name]) if name == "text" and isinstance(raw[name], list) else raw[name]
         try:
-            values[name] = TypeAdapter(Annotated[info.annotation, info], config=ConfigDict(strict=True)).validate_python(value)
+            values[name] = TypeAdapter(
+                Annotated[info.annotation, info], config=ConfigDict(strict=True)
+            ).validate_python(value)
         except ValidationError as error:
             faults.append(_told(name, value, f"{prefix}{name}", error, info.annotation))
     return values, faults
@@ -350,21 +378,38 @@ def _examine_section(cls: type[_Section], raw: Mapping[str, Any], path: str) -> 
 def _told(name: str, value: object, place: str, error: ValidationError, annotation: Any) -> Fault:
     """Puts what Pydantic found into our words."""
     if name == "name":
-        return Fault("`name` must be a letter or digit, then letters, digits, _ . - and at most 80 of them", repr(value), place, "Rename it, for example team-a_rank-test.")
+        return Fault(
+            "`name` must be a letter or digit, then letters, digits, _ . - and at most 80 of them",
+            repr(value),
+            place,
+            "Rename it, for example team-a_rank-test.",
+        )
     first = error.errors()[0]
     options = [a for t in _flat(annotation) if get_origin(t) is Literal for a in get_args(t)]
     if options:
         near = get_close_matches(str(value), options, n=1)
-        return Fault(f"`{name}` must be one of {', '.join(options)}", repr(value), place, f"Did you mean `{near[0]}`?" if near else "Give one of them.")
+        return Fault(
+            f"`{name}` must be one of {', '.join(options)}",
+            repr(value),
+            place,
+            f"Did you mean `{near[0]}`?" if near else "Give one of them.",
+        )
     context = first.get("ctx", {})
     bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
     words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
     if first["type"] in bounds:
         limit = bounds[first["type"]]
-        return Fault(f"`{name}` must be {words[limit]} {context[limit]:g}", repr(value), place, f"Give a number {words[limit]} {context[limit]:g}.")
+        return Fault(
+            f"`{name}` must be {words[limit]} {context[limit]:g}",
+            repr(value),
+            place,
+            f"Give a number {words[limit]} {context[limit]:g}.",
+        )
     kinds = [t.__name__ for t in _flat(annotation) if isinstance(t, type) and t is not type(None)]
     plain = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "dict": "a mapping"}
-    rule = " or ".join(dict.fromkeys(plain.get(k, "a mapping like {relative: 0.02}" if k == "RelativeTolerance" else k) for k in kinds))
+    rule = " or ".join(
+        dict.fromkeys(plain.get(k, "a mapping like {relative: 0.02}" if k == "RelativeTolerance" else k) for k in kinds)
+    )
     remedy = "Write it without quotes." if isinstance(value, str) and rule != "text" else "Correct the value."
     return Fault(f"`{name}` must be {rule or 'as described'}", repr(value), place, remedy)
 
@@ -380,50 +425,120 @@ def _flat(annotation: Any) -> list[Any]:
     return [origin if origin is dict else annotation]
 
 
-def _cross_rules(raw: Mapping[str, Any], top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], space: Space | None) -> list[Fault]:
+def _cross_rules(
+    raw: Mapping[str, Any], top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], space: Space | None
+) -> list[Fault]:
     """Rules that join several keys, each applied where its operands are sound."""
     faults: list[Fault] = []
     data, budget = sections.get("data", {}), sections.get("budget", {})
     objective, task = sections.get("objective", {}), top.get("task")
-    shares = [n for n, f in (("eval", "eval_fraction"), ("test", "test_fraction")) if data.get(n, "") is None and f in data]
+    shares = [
+        n for n, f in (("eval", "eval_fraction"), ("test", "test_fraction")) if data.get(n, "") is None and f in data
+    ]
     if "data" in raw and shares:
         total = sum(data[f"{n}_fraction"] for n in shares)
         if total >= 1:
             named = " + ".join(f"data.{n}_fraction" for n in shares)
-            faults.append(Fault(f"`{named} < 1` must hold, so that rows to train on remain", f"{total:g}", named, "Lower them; 0.15 each is usual."))
+            faults.append(
+                Fault(
+                    f"`{named} < 1` must hold, so that rows to train on remain",
+                    f"{total:g}",
+                    named,
+                    "Lower them; 0.15 each is usual.",
+                )
+            )
     metric = objective.get("metric")
     if metric is not None and metric not in METRICS:
         # No "did you mean": eval_loss is not eval/nll, and must not be read as it.
-        faults.append(Fault("`metric` must be one of " + ", ".join(METRICS), repr(metric), "objective.metric", "Choose one of them by its full name."))
+        faults.append(
+            Fault(
+                "`metric` must be one of " + ", ".join(METRICS),
+                repr(metric),
+                "objective.metric",
+                "Choose one of them by its full name.",
+            )
+        )
     elif metric is not None:
         direction, tasks = METRICS[metric]
         if task is not None and task not in tasks:
             there = ", ".join(m for m, (_, t) in METRICS.items() if task in t)
-            faults.append(Fault(f"the metric of a {task} study must be one of {there}", metric, "objective.metric", "Choose one of them."))
+            faults.append(
+                Fault(
+                    f"the metric of a {task} study must be one of {there}",
+                    metric,
+                    "objective.metric",
+                    "Choose one of them.",
+                )
+            )
         if objective.get("direction", direction) != direction:
-            faults.append(Fault(f"`{metric}` has the direction {direction}", str(objective["direction"]), "objective.direction", f"Write {direction}."))
+            faults.append(
+                Fault(
+                    f"`{metric}` has the direction {direction}",
+                    str(objective["direction"]),
+                    "objective.direction",
+                    f"Write {direction}.",
+                )
+            )
     low, high = budget.get("min_steps"), budget.get("max_steps")
     if low is not None and high is not None and low > high:
-        faults.append(Fault("`min_steps <= max_steps` must hold", f"min_steps={low}, max_steps={high}", "budget", f"Lower min_steps to {high} or less."))
+        faults.append(
+            Fault(
+                "`min_steps <= max_steps` must hold",
+                f"min_steps={low}, max_steps={high}",
+                "budget",
+                f"Lower min_steps to {high} or less.",
+            )
+        )
     seeds, most = top.get("seeds"), top.get("max_seeds")
     if seeds is not None and most is not None and seeds > most:
-        faults.append(Fault("`seeds <= max_seeds` must hold", f"seeds={seeds}, max_seeds={most}", "seeds, max_seeds", f"Raise max_seeds to {seeds}."))
+        faults.append(
+            Fault(
+                "`seeds <= max_seeds` must hold",
+                f"seeds={seeds}, max_seeds={most}",
+                "seeds, max_seeds",
+                f"Raise max_seeds to {seeds}.",
+            )
+        )
     strategy = top.get("strategy")
     if "sampler" in raw and strategy in ("grid", "random") and top.get("sampler", strategy) != strategy:
         faults.append(
-            Fault(f"the strategy {strategy} draws its configurations itself: `sampler` must be {strategy} or left out", str(top["sampler"]), "sampler", f"Write sampler: {strategy}, or strategy: joint.")
+            Fault(
+                f"the strategy {strategy} draws its configurations itself: `sampler` must be {strategy} or left out",
+                str(top["sampler"]),
+                "sampler",
+                f"Write sampler: {strategy}, or strategy: joint.",
+            )
         )
     if space is not None and (strategy == "grid" or top.get("sampler") == "grid"):
         endless = [n for n, d in space.domains.items() if d.size is None]
         if endless:
-            faults.append(Fault("a grid must be finite", f"continuous ranges of {', '.join(endless)}", "space", "Give {choices: [...]} for them."))
+            faults.append(
+                Fault(
+                    "a grid must be finite",
+                    f"continuous ranges of {', '.join(endless)}",
+                    "space",
+                    "Give {choices: [...]} for them.",
+                )
+            )
         elif strategy == "grid" and "trials" in budget and budget["trials"] < (space.size or 0):
             faults.append(
-                Fault("`budget.trials` of a grid must be at least the number of its points", f"trials={budget['trials']}, {space.size} points", "budget.trials", f"Write trials: {space.size}, or strategy: random.")
+                Fault(
+                    "`budget.trials` of a grid must be at least the number of its points",
+                    f"trials={budget['trials']}, {space.size} points",
+                    "budget.trials",
+                    f"Write trials: {space.size}, or strategy: random.",
+                )
             )
     if space is not None and low is not None and high is not None:
         warmup = space.domains["warmup_steps"]
         longest = max(warmup.values()) if not hasattr(warmup, "low") else math.ceil(warmup.high)
         if "warmup_steps" in raw.get("space", {}) and longest >= high:
-            faults.append(Fault("`warmup_steps < max_steps` must hold", f"warmup_steps={longest}, max_steps={high}", "space.warmup_steps", "Lower warmup_steps."))
+            faults.append(
+                Fault(
+                    "`warmup_steps < max_steps` must hold",
+                    f"warmup_steps={longest}, max_steps={high}",
+                    "space.warmup_steps",
+                    "Lower warmup_steps.",
+                )
+            )
     return faults

@@ -65,7 +65,11 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 def _machine_fault(path: Path, error: OSError) -> StoreError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "Free some disk space, then go on with --resume." if full else "Set RANKSEARCH_HOME to a folder that you may write to."
+    remedy = (
+        "Free some disk space, then go on with --resume."
+        if full
+        else "Set RANKSEARCH_HOME to a folder that you may write to."
+    )
     return StoreError(f"{path} can't be written: {error.strerror or error}. {remedy}")
 
 
@@ -101,7 +105,12 @@ class Store:
         if not self.exists(name):
             there = ", ".join(self.studies()) or "none yet"
             raise SpecError(
-                Fault("the study must exist", name, str(self.home / "studies"), f"The studies there are: {there}. RANKSEARCH_HOME chooses another home.")
+                Fault(
+                    "the study must exist",
+                    name,
+                    str(self.home / "studies"),
+                    f"The studies there are: {there}. RANKSEARCH_HOME chooses another home.",
+                )
             )
         return StudyFolder(self.folder(name))
 
@@ -178,7 +187,11 @@ class StudyFolder:
                     f"the study {self.path.name} is in use by another driver: {holder}. Wait for it or stop it; two drivers would write over each other's records."
                 ) from None
             os.ftruncate(handle, 0)
-            told = {"pid": os.getpid(), "host": socket.gethostname(), "since": datetime.now(UTC).isoformat(timespec="seconds")}
+            told = {
+                "pid": os.getpid(),
+                "host": socket.gethostname(),
+                "since": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
             os.pwrite(handle, json.dumps(told).encode(), 0)
             yield
         finally:

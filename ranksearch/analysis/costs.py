@@ -1,0 +1,111 @@
+"""What a study paid, and how much of its wall time was training.
+
+Knows the records only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from ranksearch.plan import fraction_of_grid
+from ranksearch.records import StudyRecord, TrialRecord
+
+__all__ = ["Overhead", "Paid", "overhead", "paid"]
+
+
+@dataclass(frozen=True)
+class Paid:
+    """Sums over all trials, every attempt included."""
+
+    trials: int
+    """Trials that used any step."""
+    steps: int
+    samples: int
+    tokens: int
+    train_seconds: float
+    eval_seconds: float
+    setup_seconds: float
+    fraction_of_grid: float
+    """Steps over those of the exhaustive search, as `plan.fraction_of_grid` defines it."""
+
+    @property
+    def seconds(self) -> float:
+        """Worker time: training, evaluation and set-up."""
+        return self.train_seconds + self.eval_seconds + self.setup_seconds
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Time of training steps and evaluations against wall time."""
+
+    busy_seconds: float
+    """Training steps and evaluations, summed over the trials."""
+    workers: float
+    """Trials at once; the mean over the sessions, weighted by their wall time."""
+    wall_seconds: float
+    """Sum over the sessions."""
+
+    @property
+    def ideal_seconds(self) -> float:
+        """What the same work takes when every worker is always busy."""
+        return self.busy_seconds / self.workers
+
+    @property
+    def ratio(self) -> float | None:
+        """Wall time over ideal time, at least 1; None when nothing was trained."""
+        return self.wall_seconds / self.ideal_seconds if self.busy_seconds > 0 else None
+
+
+def paid(study: StudyRecord, trials: Sequence[TrialRecord]) -> Paid:
+    """Sums up what the trials used."""
+    costs = [trial.cost for trial in trials]
+    steps = sum(cost.steps for cost in costs)
+    return Paid(
+        trials=sum(cost.steps > 0 for cost in costs),
+        steps=steps,
+        samples=sum(cost.samples for cost in costs),
+        tokens=sum(cost.tokens for cost in costs),
+        train_seconds=sum(cost.train_seconds for cost in costs),
+        eval_seconds=sum(cost.eval_seconds for cost in costs),
+        setup_seconds=sum(cost.setup_seconds for cost in costs),
+        fraction_of_grid=fraction_of_grid(steps, study.spec["seeds"], study.spec["budget"]["max_steps"]),
+    )
+
+
+def overhead(study: StudyRecord, trials: Sequence[TrialRecord]) -> Overhead | None:
+    """Compares busy time with wall time.
+
+    A session tells `workers`, and `seconds` or `began`; one that was killed has no `seconds`, and is taken to have
+    lasted until the last thing that a trial recorded in it.
+
+    Returns:
+        None when a session doesn't tell them.
+    """
+    wall, capacity = 0.0, 0.0
+    for session, following in zip(study.sessions, [*study.sessions[1:], {}], strict=False):
+        seconds = session.get("seconds")
+        if seconds is None and (began := _time(session.get("began"))):
+            seconds = (_last_sign(trials, began, _time(following.get("began"))) - began).total_seconds()
+        if seconds is None or not session.get("workers"):
+            return None
+        wall += seconds
+        capacity += seconds * float(session["workers"])
+    if wall <= 0:
+        return None
+    busy = sum(trial.cost.train_seconds + trial.cost.eval_seconds for trial in trials)
+    return Overhead(busy_seconds=busy, workers=capacity / wall, wall_seconds=wall)
+
+
+def _last_sign(trials: Sequence[TrialRecord], began: datetime, before: datetime | None) -> datetime:
+    signs = [began]
+    for trial in trials:
+        moments = [trial.started_at, trial.finished_at, *(report.at for report in trial.reports)]
+        signs += [m for m in moments if m is not None and m >= began and (before is None or m <= before)]
+    return max(signs)
+
+
+def _time(value: Any) -> datetime | None:
+    return datetime.fromisoformat(value) if isinstance(value, str) else value

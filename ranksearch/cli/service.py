@@ -1,0 +1,46 @@
+"""`ui` and `sync`: the MLflow side."""
+
+from __future__ import annotations
+
+import click
+
+from ranksearch.cli.common import say
+
+__all__ = ["sync", "ui"]
+
+
+@click.command(short_help="The MLflow UI on this store.")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535))
+def ui(host: str, port: int) -> None:
+    """Start the MLflow UI on the runs of this home, until Ctrl-C."""
+    import os
+    import sys
+
+    from ranksearch.store import default_home
+    from ranksearch.tracking import default_uri
+
+    home = default_home()
+    home.mkdir(parents=True, exist_ok=True)
+    say(f"MLflow on http://{host}:{port} (Ctrl-C ends it)")
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", default_uri(home)]
+    command += ["--artifacts-destination", (home / "mlartifacts").as_uri(), "--host", host, "--port", str(port)]
+    os.execv(sys.executable, command)
+
+
+@click.command(short_help="Send what waits in a study's spool to MLflow.")
+@click.argument("study")
+@click.option("--tracking-uri", help="Send it there instead of where the study was to go.")
+def sync(study: str, tracking_uri: str | None) -> None:
+    """Send to MLflow what it could not take while STUDY ran.
+
+    \b
+    Example: ranksearch sync quickstart
+    """
+    from ranksearch.store import Store, default_home
+    from ranksearch.tracking import replay
+
+    home = default_home()
+    folder = Store(home).open(study)
+    record = folder.study()
+    replay(folder.path, record, uri=tracking_uri, home=home, notify=say)

@@ -1,0 +1,225 @@
+"""`check`, `plan` and `search`: from a spec to an answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ranksearch.cli.common import json_option, say, stdout_for_json, told
+from ranksearch.errors import Fault, InputError, RankSearchError, SpecError
+
+if TYPE_CHECKING:
+    from ranksearch.records import StudyRecord
+    from ranksearch.search.check import Checked
+
+__all__ = ["check", "plan", "search"]
+
+_spec = click.argument("spec", type=click.Path(dir_okay=False, path_type=Path))
+_overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+
+
+@click.command(short_help="Every fault in a spec and its data, at once.")
+@_spec
+@_overrides
+@json_option
+def check(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Find every fault in SPEC and in the data and model that it names; train nothing.
+
+    \b
+    Example: ranksearch check search_spaces/quickstart.yaml
+    """
+    with stdout_for_json(as_json) as emit:
+        checked = _checked(spec, overrides)
+        emit(checked.as_json())
+    for note in checked.notes:
+        say(note)
+    if checked.faults:
+        raise InputError(checked.faults)
+    if not as_json:
+        told(f"{spec}: no faults.\n" + checked.summary())
+
+
+@click.command(short_help="What a study will run and need; trains nothing.")
+@_spec
+@_overrides
+@json_option
+def plan(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Work SPEC out: trials, rungs, steps, memory and disk; refuse what can't fit.
+
+    \b
+    Example: ranksearch plan search_spaces/quickstart.yaml budget.trials=8
+    """
+    from ranksearch.search.check import plan_text
+
+    with stdout_for_json(as_json) as emit:
+        checked = _checked(spec, overrides)
+        setup = checked.setup()
+        for note in (*checked.notes, *setup.plan.notes):
+            say(note)
+        emit({"study": setup.spec.name, "spec": checked.spec_json(), "plan": setup.plan.model_dump(mode="json")})
+    if not as_json:
+        told(plan_text(setup))
+
+
+@click.command(short_help="Run a study, here or on a Ray cluster.")
+@_spec
+@_overrides
+@click.option("--address", help="Address of a Ray cluster to join; without it Ray is started here.")
+@click.option("--resume", is_flag=True, help="Go on with the study of this name.")
+@click.option("--tracking-uri", help="MLflow server; overrides tracking.uri.")
+@click.option("--quiet", is_flag=True, help="Say nothing while it runs.")
+@json_option
+def search(
+    spec: Path,
+    overrides: tuple[str, ...],
+    address: str | None,
+    resume: bool,
+    tracking_uri: str | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run the study that SPEC describes and recommend a configuration.
+
+    Values of the spec can be given as KEY=VALUE, for example budget.trials=8.
+
+    \b
+    Example: ranksearch search search_spaces/quickstart.yaml
+    """
+    if tracking_uri is not None:
+        overrides = (*overrides, f"tracking.uri={tracking_uri!r}")
+    with stdout_for_json(as_json) as emit:
+        record = _search(spec, overrides, address, resume, quiet)
+        emit(record.result)
+    if not as_json:
+        told(_answer(record))
+    if record.result is not None and record.result["status"] == "failed":
+        raise RankSearchError(_why_failed(record))
+    if record.state == "INTERRUPTED":
+        raise KeyboardInterrupt
+
+
+def _checked(spec: Path, overrides: tuple[str, ...]) -> Checked:
+    from ranksearch.search.check import check_study
+
+    return check_study(spec, overrides)
+
+
+def _search(spec: Path, overrides: tuple[str, ...], address: str | None, resume: bool, quiet: bool) -> StudyRecord:
+    from rich.console import Console
+
+    from ranksearch.report import write_report
+    from ranksearch.search.conclude import result_json
+    from ranksearch.search.progress import Progress
+    from ranksearch.search.runner import run_study
+    from ranksearch.search.setup import begin_study, resume_study
+    from ranksearch.store import Store, StudyFolder, default_home
+    from ranksearch.tracking import Tracker
+
+    store = Store(default_home())
+    checked = _checked(spec, overrides)
+    if checked.name is not None:
+        _refuse_name(checked.name, store, resume)
+    setup = checked.setup()
+    for note in (*checked.notes, *setup.plan.notes):
+        say(note)
+    name = setup.spec.name
+    folder = StudyFolder(store.folder(name))
+    with folder.lease():
+        record = resume_study(folder.study(), setup) if resume else begin_study(setup)
+        console = Console(stderr=True)
+        progress = Progress(
+            console,
+            setup.plan,
+            metric=setup.spec.objective.metric,
+            direction=setup.spec.objective.direction,
+            quiet=quiet,
+        )
+        progress.known({t.number: t for t in folder.trials()})
+        tracking = setup.spec.tracking
+        tracker = Tracker(
+            folder.path, record, uri=tracking.uri, experiment=tracking.experiment, home=store.home, notify=progress.message
+        )
+        try:
+            with progress:
+                record = run_study(
+                    setup, record, folder, address=address, listeners=[progress, tracker], notify=progress.message
+                )
+            trials = folder.trials()
+            record = record.model_copy(
+                update={"result": result_json(record, trials, tracker.describe(), str(folder.path))}
+            )
+            folder.write_study(record)
+            tracker.attach(write_report(record, trials, folder.path / "report"))
+            tracker.study(record)
+        finally:
+            tracker.close()
+        # Only a writer that has drained knows every id of the server's.
+        result = result_json(record, trials, tracker.describe(), str(folder.path))
+        record = record.model_copy(update={"result": result})
+        folder.write_study(record)
+    return record
+
+
+def _refuse_name(name: str, store: Any, resume: bool) -> None:
+    if resume and not store.exists(name):
+        store.open(name)
+    if not resume and store.exists(name):
+        raise SpecError(
+            Fault(
+                "a new study must have a new name",
+                f"{name}, which exists under {store.home}",
+                "name",
+                "Add --resume to go on with it, or choose another name (name=...).",
+            )
+        )
+
+
+def _answer(record: StudyRecord) -> str:
+    """The answer in a few lines."""
+    lines = []
+    result = record.result or {}
+    decision, recommended, test = result.get("decision"), result.get("recommended"), result.get("test")
+    if recommended is not None:
+        lines.append(
+            f"{record.name}: {result['status']}. r={recommended['r']}, lora_alpha={recommended['lora_alpha']}, "
+            f"learning_rate={recommended['learning_rate']:.3g}, head_lr_ratio={recommended['head_lr_ratio']:.3g}"
+        )
+    if decision is not None:
+        lines.append(decision["why"])
+        lines += decision.get("notes", [])
+    if test is not None:
+        shown = ", ".join(f"{k} {v:.4f}" for k, v in test.items() if k != "n" and v is not None)
+        lines.append(f"Test ({test['n']} rows): {shown}")
+    cost = result.get("cost")
+    if cost:
+        counts = ", ".join(f"{n} {state}" for state, n in result["trials"].items() if n)
+        lines.append(f"{counts}; {cost['steps']} steps, {100 * cost['fraction_of_grid']:.1f} % of the exhaustive grid")
+    lines += record.sessions[-1].get("told", []) if record.sessions else []
+    lines.append(f"Report: {result.get('artifacts')}/report/report.html")
+    return "\n".join(lines)
+
+
+def _why_failed(record: StudyRecord) -> str:
+    """One message for a study that ended without an answer."""
+    from ranksearch.store import StudyFolder
+
+    trials = StudyFolder(Path(str((record.result or {})["artifacts"]))).trials()
+    reasons: dict[str, int] = {}
+    for trial in trials:
+        if trial.reason:
+            kind = trial.violation.replace("_", " ") if trial.violation else trial.reason
+            reasons[kind] = reasons.get(kind, 0) + 1
+    told = "; ".join(f"{n} x {reason}" for reason, n in sorted(reasons.items(), key=lambda pair: -pair[1])[:3])
+    remedy = (
+        "Lower the learning rates, or look at the data"
+        if any(t.violation == "diverged" for t in trials)
+        else "Lower batch_size or max_length"
+        if any(t.violation == "out_of_memory" for t in trials)
+        else "See the reasons in the records"
+    )
+    return (
+        f"the study {record.name} has no answer: none of its {len(trials)} trials completed ({told}). {remedy}. "
+        f"Every trial is kept under {(record.result or {})['artifacts']}."
+    )

@@ -1,0 +1,405 @@
+"""Which rank is the smallest that is as good as the best: multiple comparisons with the best, on paired seeds.
+
+Pure functions over rank x seed tables of one metric at one budget. Knows nothing of records, of how a run was
+trained, or of which run comes next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from ranksearch.comparisons import Floats, compare_with_best, dunnett_constant
+from ranksearch.errors import Fault, PlanError
+
+__all__ = [
+    "ERROR",
+    "LOOKS",
+    "MOST_SEEDS",
+    "CurvePoint",
+    "Decision",
+    "decide",
+    "looks",
+    "relative_tolerance",
+]
+
+ERROR = 0.05
+"""The chance, over all looks of a study, of deciding on a rank that loses more than the tolerance."""
+
+LOOKS = (3, 5, 8, 12)
+"""Seeds at which a study may decide. Each look spends an equal share of ERROR; looking after every seed at 5 %
+each would err about 13 % of the time."""
+
+MOST_SEEDS = 100
+"""Seeds in all up to which `Decision.more_seeds` is solved for: nobody trains a finalist more often."""
+
+Direction = Literal["minimize", "maximize"]
+Values = Mapping[int, Mapping[int, float | None]]
+
+
+class CurvePoint(BaseModel):
+    """One rank of the guarantee curve."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    r: int
+    mean: float
+    """Mean of the metric over the seeds, in its own unit and sense."""
+    loss: float
+    """How much worse the mean is than the best mean, at least 0, in the metric's unit."""
+    upper_bound: float | None
+    """What the true loss stays below, all ranks together, but for the error of this look; None without an interval."""
+    trainable_parameters: int | None = None
+
+
+class Decision(BaseModel):
+    """The smallest sufficient rank, or that the data can't tell, with the numbers behind it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    direction: Direction
+    tolerance: float
+    """The loss against the best rank that the user accepts, in the metric's unit."""
+    status: Literal["decided", "undecided"]
+    best_r: int
+    """The rank with the best mean (the smaller adapter of equals)."""
+    chosen_r: int | None
+    """The smallest rank whose upper bound is at most the tolerance; None when undecided."""
+    guess_r: int
+    """The smallest rank whose mean loss is at most the tolerance, without guarantee. Where it is below `chosen_r`,
+    only more seeds could show that it suffices too."""
+    seeds: int
+    """Seeds that all compared ranks have, and that the numbers are over; 0 when there is none (see `why`)."""
+    residual_sd: float | None
+    """Pooled standard deviation of what rank and seed don't explain, in the metric's unit; None without an interval."""
+    degrees_of_freedom: int | None
+    """(ranks - 1) (seeds - 1)."""
+    constant: float | None
+    """The one-sided Dunnett constant in use."""
+    error: float
+    """Error that this look may spend: the chance that any of the upper bounds fails."""
+    more_seeds: int | None
+    """Further seeds after which some rank would be decided if means and residual SD stayed as they are; 0 when
+    decided, None when none up to MOST_SEEDS in all would do, or without an interval to judge from."""
+    why: str
+    curve: tuple[CurvePoint, ...]
+    """One point a rank, smallest adapter first."""
+    left_out: tuple[str, ...] = ()
+    """A sentence for each rank and seed that is not in the comparison."""
+    notes: tuple[str, ...] = ()
+
+
+def looks(seeds: int, max_seeds: int) -> tuple[int, ...]:
+    """Numbers of seeds at which a study may decide: the start, those of LOOKS above it, and the last one allowed.
+
+    One seed gives no interval, so a look there could not decide, and spends no error where others follow.
+
+    Args:
+        seeds: Seeds that the study starts with.
+        max_seeds: Seeds that it may add up to.
+
+    Raises:
+        PlanError: `1 <= seeds <= max_seeds` does not hold.
+    """
+    if not 1 <= seeds <= max_seeds:
+        raise PlanError(
+            Fault(
+                "`1 <= seeds <= max_seeds` must hold",
+                f"seeds={seeds}, max_seeds={max_seeds}",
+                "seeds",
+                "Raise max_seeds or lower seeds.",
+            )
+        )
+    every = {seeds, max_seeds, *(look for look in LOOKS if seeds < look < max_seeds)}
+    return tuple(sorted(every - {1})) or (1,)
+
+
+class _Table(NamedTuple):
+    ranks: tuple[int, ...]
+    """Ranks with a value, smallest adapter first."""
+    seeds: tuple[int, ...]
+    """Seeds that all of them have."""
+    tried: int
+    """Seeds that any rank was run with."""
+    losses: Floats
+    """(ranks, seeds), smaller is better."""
+    means: Floats
+    """(ranks,), over the shared seeds; over each rank's own where none is shared."""
+    left_out: tuple[str, ...]
+
+
+def relative_tolerance(values: Values, *, fraction: float, direction: Direction) -> float:
+    """A tolerance given as a fraction of the best mean, in the metric's unit.
+
+    Args:
+        values: Rank -> seed -> metric, as for `decide`.
+        fraction: 0.02 for two percent.
+        direction: Which way the metric is better.
+
+    Raises:
+        PlanError: The fraction is not a positive number, a value is not finite, no rank has a value, or the best
+            mean is 0, of which no fraction is a tolerance.
+    """
+    place = "objective.tolerance.relative"
+    faults = _value_faults(values, direction)
+    if not (math.isfinite(fraction) and fraction > 0):
+        faults.append(Fault("A relative tolerance must be above 0", f"{fraction}", place, "Give 0.02 for two percent."))
+    if faults:
+        raise PlanError(faults)
+    best = float(_table(values, direction, None).means.min())
+    if best == 0:
+        raise PlanError(
+            Fault("A relative tolerance needs a best mean other than 0", "0", place, "Give the tolerance as a number.")
+        )
+    return fraction * abs(best)
+
+
+def decide(
+    values: Values,
+    *,
+    metric: str,
+    direction: Direction,
+    tolerance: float,
+    looks: Sequence[int],
+    trainable_parameters: Mapping[int, int] | None = None,
+    largest_r: int | None = None,
+) -> Decision:
+    """Decides on the smallest rank whose loss against the best is bounded by the tolerance, or says undecided.
+
+    Call it when all runs of a look are in. The guarantee holds for seeds that chose nothing: runs which selected a
+    learning rate or a finalist must not be among the values.
+
+    Args:
+        values: Rank -> seed -> metric at the full budget. None, or no entry where another rank has one, means that
+            the run diverged or failed.
+        metric: The metric's name, for the words.
+        direction: Which way it is better.
+        tolerance: Loss against the best rank that is accepted, in the metric's unit.
+        looks: Numbers of seeds at which the study may decide, as `looks` gives them. They share ERROR equally. With
+            any other number of seeds the bounds are shown and nothing is decided.
+        trainable_parameters: Rank -> trainable parameters, by which the ladder is ordered; by rank when None.
+        largest_r: The largest rank of the space, to tell when the answer lies at its edge.
+
+    Raises:
+        PlanError: No rank has a value, a value is not finite, the tolerance is not a positive number, the direction
+            or the looks are none, or a rank lacks its trainable parameters.
+    """
+    faults = _value_faults(values, direction)
+    if not (math.isfinite(tolerance) and tolerance > 0):
+        faults.append(
+            Fault(
+                "The tolerance must be a finite number above 0",
+                f"{tolerance}",
+                "objective.tolerance",
+                "Give the loss against the best rank that you accept, in the metric's unit.",
+            )
+        )
+    if not looks or min(looks) < 1 or list(looks) != sorted(set(looks)):
+        faults.append(
+            Fault("Looks must be rising numbers of seeds", f"{list(looks)}", "seeds", "Take those of `looks()`.")
+        )
+    if trainable_parameters is not None and (lacking := sorted(set(values) - set(trainable_parameters))):
+        faults.append(
+            Fault(
+                "Every rank must have its trainable parameters",
+                f"none for {_names(lacking)}",
+                "decision",
+                "Count them for each rank, or leave the order to the ranks.",
+            )
+        )
+    if faults:
+        raise PlanError(faults)
+
+    table = _table(values, direction, trainable_parameters)
+    ranks, seeds = len(table.ranks), len(table.seeds)
+    error = ERROR / len(looks)
+    losses = table.means - table.means.min()
+    found = compare_with_best(table.losses, error) if ranks > 1 and seeds > 1 else None
+    best = table.ranks[int(losses.argmin())]
+    guess = next(r for r, loss in zip(table.ranks, losses, strict=True) if loss <= tolerance)
+    chosen: int | None = None
+    more: int | None = None
+    if ranks == 1:
+        chosen = best
+    elif found:
+        within = [r for r, bound in zip(table.ranks, found.bounds, strict=True) if bound <= tolerance]
+        if within and table.tried in looks:
+            chosen = within[0]
+        elif within:
+            more = next((look - table.tried for look in looks if look > table.tried), None)
+        else:
+            # The best mean has the least bound, so some rank is decided as soon as it is.
+            lead = float(np.diff(np.sort(losses)[:2])[0])
+            more = _more_seeds(tolerance + lead, float(found.residual_sd), ranks, seeds, error)
+    curve = tuple(
+        CurvePoint(
+            r=r,
+            mean=float(mean if direction == "minimize" else -mean),
+            loss=float(loss),
+            upper_bound=float(found.bounds[i]) if found else None,
+            trainable_parameters=None if trainable_parameters is None else trainable_parameters[r],
+        )
+        for i, (r, mean, loss) in enumerate(zip(table.ranks, table.means, losses, strict=True))
+    )
+    decision = Decision(
+        metric=metric,
+        direction=direction,
+        tolerance=tolerance,
+        status="undecided" if chosen is None else "decided",
+        best_r=best,
+        chosen_r=chosen,
+        guess_r=guess,
+        seeds=seeds,
+        residual_sd=float(found.residual_sd) if found else None,
+        degrees_of_freedom=found.degrees_of_freedom if found else None,
+        constant=found.constant if found else None,
+        error=error,
+        more_seeds=more if chosen is None else 0,
+        why="",
+        curve=curve,
+        left_out=table.left_out,
+    )
+    return decision.model_copy(update={"why": _why(decision, table.tried, looks), "notes": _notes(decision, largest_r)})
+
+
+def _value_faults(values: Values, direction: Direction) -> list[Fault]:
+    faults = [
+        Fault(
+            "Every value must be a finite number, or None where the run gave none",
+            f"{value}",
+            f"decision: r={r}, seed {seed}",
+            "Give None for a run that diverged.",
+        )
+        for r, row in values.items()
+        for seed, value in row.items()
+        if value is not None and not math.isfinite(value)
+    ]
+    faults += [
+        Fault("A rank must be at least 1", f"r={r}", "decision", "Take it out.") for r in sorted(values) if r < 1
+    ]
+    if all(value is None for row in values.values() for value in row.values()):
+        faults.append(
+            Fault(
+                "At least one rank must have a value",
+                f"none for {_names(sorted(values)) or 'any'}",
+                "decision",
+                "See why the runs failed, and run them again.",
+            )
+        )
+    if direction not in ("minimize", "maximize"):
+        faults.append(
+            Fault("`direction` must be minimize or maximize", f"{direction!r}", "objective.direction", "Give one.")
+        )
+    return faults
+
+
+def _table(values: Values, direction: Direction, trainable_parameters: Mapping[int, int] | None) -> _Table:
+    sign = 1 if direction == "minimize" else -1
+    cells = {r: {s: sign * v for s, v in row.items() if v is not None} for r, row in values.items()}
+    size = trainable_parameters or {}
+    ladder = sorted(cells, key=lambda r: (size.get(r, 0), r))
+    ranks = tuple(r for r in ladder if cells[r])
+    tried = sorted({seed for row in values.values() for seed in row})
+    seeds = tuple(seed for seed in tried if all(seed in cells[r] for r in ranks))
+    left_out = [f"r={r} is left out: none of its runs gave a value." for r in ladder if not cells[r]]
+    for seed in tried:
+        if seed not in seeds:
+            lacking = [r for r in ranks if seed not in cells[r]]
+            left_out.append(f"Seed {seed} is left out: no value with it at {_names(lacking)}.")
+    losses = np.array([[cells[r][s] for s in seeds] for r in ranks], dtype=np.float64)
+    means = losses.mean(axis=1) if seeds else np.array([np.mean(list(cells[r].values())) for r in ranks])
+    return _Table(ranks, seeds, len(tried), losses, means, tuple(left_out))
+
+
+def _more_seeds(room: float, residual_sd: float, ranks: int, seeds: int, error: float) -> int | None:
+    """Seeds to add until d s sqrt(2 / S) fits into the room; it falls with S, so bisection finds the first."""
+
+    def fits(total: int) -> bool:
+        constant = dunnett_constant(ranks - 1, (ranks - 1) * (total - 1), error)
+        return constant * residual_sd * math.sqrt(2 / total) <= room
+
+    low, high = seeds, MOST_SEEDS
+    if low >= high or not fits(high):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high - seeds
+
+
+def _why(decision: Decision, tried: int, looks: Sequence[int]) -> str:
+    points = {point.r: point for point in decision.curve}
+    best, guess = points[decision.best_r], points[decision.guess_r]
+    tolerance, metric = _number(decision.tolerance), decision.metric
+    if len(points) == 1:
+        return f"r={best.r} is the only rank with values: nothing to compare, and no interval."
+    if decision.seeds == 0:
+        return (
+            "Undecided: no seed has a value at every rank. The means are over different seeds, so they can't be "
+            f"compared closely; r={best.r} has the best."
+        )
+    by_means = (
+        f"By the means alone r={best.r} is the best, and no smaller rank is within {tolerance} of it."
+        if guess.r == best.r
+        else f"By the means alone r={guess.r} is the smallest rank within {tolerance} of the best, r={best.r}."
+    )
+    if decision.seeds == 1:
+        return (
+            "Undecided: one seed gives no interval, so nothing is known of the noise between ranks and seeds. "
+            f"{by_means}"
+        )
+    over = f"over {decision.seeds} seeds, error {100 * decision.error:.4g} % at this look"
+    if decision.chosen_r is not None:
+        chosen = points[decision.chosen_r]
+        mean = (
+            "its mean is the best"
+            if chosen.r == best.r
+            else f"its mean is {_number(chosen.loss)} worse than that of the best, r={best.r}"
+        )
+        text = (
+            f"r={chosen.r} is the smallest rank whose loss in {metric} is shown to be within {tolerance}: {mean}, and "
+            f"its true loss against the best rank is at most {_number(chosen.upper_bound)} ({over})."
+        )
+        return text if guess.r == chosen.r else f"{text} {by_means} Only more seeds could show that it suffices."
+    if best.upper_bound is not None and best.upper_bound <= decision.tolerance:
+        wait = f"the next look is at {tried + decision.more_seeds}" if decision.more_seeds else "no look is left"
+        return (
+            f"Undecided: {tried} seeds are not one of the looks ({', '.join(map(str, looks))}), and a decision there "
+            f"would add to the error; {wait}. {by_means}"
+        )
+    if decision.more_seeds is None:
+        ahead = f"no number of seeds up to {MOST_SEEDS} would decide"
+    else:
+        ahead = f"about {decision.more_seeds} more {'seed' if decision.more_seeds == 1 else 'seeds'} would decide"
+    return (
+        f"Undecided: no rank's loss in {metric} is shown to be within {tolerance}; the least bound is "
+        f"{_number(best.upper_bound)}, at r={best.r} ({over}). With the residual SD at {_number(decision.residual_sd)} "
+        f"{ahead}. {by_means}"
+    )
+
+
+def _notes(decision: Decision, largest_r: int | None) -> tuple[str, ...]:
+    notes = []
+    undecided = decision.chosen_r is None
+    if len(decision.curve) > 1 and largest_r == (decision.guess_r if undecided else decision.chosen_r):
+        short = "suffices by the means" if undecided else "is shown to suffice"
+        notes.append(
+            f"At the ceiling: widen r. r={largest_r} is the largest rank of the space, and no smaller one {short}."
+        )
+    largest = max(abs(point.mean) for point in decision.curve)
+    if decision.residual_sd is not None and decision.residual_sd <= 1e-12 * largest:
+        notes.append("The residual SD is 0: the seeds differ by nothing but a constant. Check that they are in use.")
+    return tuple(notes)
+
+
+def _names(ranks: Sequence[int]) -> str:
+    return ", ".join(f"r={r}" for r in ranks)
+
+
+def _number(value: float | None) -> str:
+    return "nothing" if value is None else f"{value:.3g}"

@@ -1,0 +1,378 @@
+"""The study's brain while it runs: what to start next, what to do with a report, what a failure means.
+
+It turns a strategy's orders into trials and everything that happens to them into records. Knows nothing of Ray, so
+that the same code is driven by Ray Tune, by a test and by a replay.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from ranksearch.plan import Budget, steps_of
+from ranksearch.records import Cost, RungReport, TrialRecord
+from ranksearch.sampling import Sampler, SpaceExhausted
+from ranksearch.space import Space
+from ranksearch.strategies import Done, Order, Strategy
+
+__all__ = ["Coordinator", "Launch", "Limits", "TrialFiles", "Update"]
+
+MOST_FAILURES = 3
+"""Times that a trial is queued again after its infrastructure failed."""
+
+_HOPELESS = 3
+"""Trials that fail for good, with none that got through, after which the study stops: the rest would fail alike."""
+
+
+class TrialFiles(Protocol):
+    """Where records go; `store.StudyFolder` is one."""
+
+    def write_trial(self, trial: TrialRecord) -> None:
+        """Writes one trial's record."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the study may use in all."""
+
+    max_steps: int | None = None
+    """Optimizer steps over all trials."""
+    max_seconds: float | None = None
+    """Seconds over all sessions."""
+    used_seconds: float = 0.0
+    """Seconds of earlier sessions."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One trial to start now."""
+
+    number: int
+    record: TrialRecord
+    steps: tuple[int, ...]
+    """Optimizer steps at which it is evaluated; the last one ends it."""
+    fidelities: tuple[int, ...]
+    """The same in the budget's own unit."""
+    keep_adapter: bool
+    """Whether its trained adapter is saved at the end."""
+
+
+class Update(BaseModel):
+    """What a worker says after an evaluation, or when it had to give up."""
+
+    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
+
+    step: int
+    fidelity: int
+    samples: int
+    metrics: dict[str, float]
+    cost: Cost
+    worker: str
+    trainable_parameters: int
+    target_modules: tuple[str, ...]
+    done: bool
+    adapter: str | None = None
+    violation: Literal["diverged", "out_of_memory"] | None = None
+    detail: str = ""
+
+
+class Coordinator:
+    """One study under way.
+
+    Args:
+        strategy: What to run next.
+        sampler: Proposes and prunes; empty, this fills it from the records.
+        space: The search space.
+        budget: Rungs and steps.
+        metric: The objective.
+        trials: Records of earlier sessions.
+        files: Where records go.
+        limits: What may be used in all.
+        listeners: Called with each record that changed; they must return at once.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        sampler: Sampler,
+        *,
+        space: Space,
+        budget: Budget,
+        metric: str,
+        trials: Sequence[TrialRecord],
+        files: TrialFiles,
+        limits: Limits | None = None,
+        listeners: Sequence[Callable[[TrialRecord], None]] = (),
+    ) -> None:
+        self.strategy = strategy
+        self.sampler = sampler
+        self.space = space
+        self.budget = budget
+        self.metric = metric
+        self.limits = limits or Limits()
+        self.finished: str | None = None
+        """Why nothing more is to be run; None while something is."""
+        self._files = files
+        self._listeners = tuple(listeners)
+        self._trials = {t.number: t for t in trials}
+        self._earlier_cost: dict[int, Cost] = {}
+        self._began = time.monotonic()
+        self._lock = threading.RLock()
+        self.halted = False
+        """Set from outside to begin no further trial."""
+        for trial in trials:
+            if trial.state == "RUNNING":
+                self._put(
+                    trial.model_copy(
+                        update={"state": "WAITING", "reports": (), "reason": "its driver went away; it starts again"}
+                    )
+                )
+        sampler.restore(self.trials())
+
+    def trials(self) -> list[TrialRecord]:
+        """All records by number."""
+        with self._lock:
+            return [self._trials[n] for n in sorted(self._trials)]
+
+    def running(self) -> int:
+        """Trials that are under way."""
+        return sum(t.state == "RUNNING" for t in self._trials.values())
+
+    def next(self) -> Launch | None:
+        """The next trial to start; None when there is none now, and `finished` says whether there ever will be."""
+        with self._lock:
+            if self.halted or self._out_of_time():
+                self.finished = self.finished or ("stopped by the user" if self.halted else "max_hours is used up")
+                return None
+            waiting = next((t for t in self.trials() if t.state == "WAITING"), None)
+            if waiting is not None:
+                return self._start(waiting)
+            if self._hopeless():
+                self.finished = "the first trials all failed"
+                return None
+            move = self.strategy.next(self.trials(), may_search=self._may_search())
+            if isinstance(move, Order):
+                return self._obey(move)
+            if isinstance(move, Done):
+                self.finished = move.why
+            return None
+
+    def report(self, number: int, update: Update) -> bool:
+        """Takes in what a worker says.
+
+        Returns:
+            Whether the trial is over: done, pruned or given up.
+        """
+        with self._lock:
+            trial = self._trials[number]
+            now = datetime.now(UTC)
+            report = RungReport(
+                step=update.step, samples=update.samples, fidelity=update.fidelity, metrics=update.metrics, at=now
+            )
+            value = report.metrics.get(self.metric)
+            violation = update.violation
+            if violation is None and value is None:
+                violation = "diverged"
+            known = any(r.fidelity == report.fidelity for r in trial.reports)
+            trial = trial.model_copy(
+                update={
+                    "reports": trial.reports if known or violation == "out_of_memory" else (*trial.reports, report),
+                    "cost": _add(self._earlier_cost.get(number, Cost()), update.cost),
+                    "trainable_parameters": update.trainable_parameters,
+                    "target_modules": update.target_modules,
+                    "worker": update.worker,
+                    "adapter": update.adapter,
+                }
+            )
+            if violation is not None:
+                reason = {
+                    "diverged": f"diverged: the loss was not finite at step {update.step}",
+                    "out_of_memory": f"out of memory at step {update.step}",
+                }[violation]
+                if update.detail:
+                    reason += f" ({update.detail})"
+                self._end(
+                    trial.model_copy(
+                        update={"state": "PRUNED", "violation": violation, "reason": reason, "finished_at": now}
+                    )
+                )
+                return True
+            if trial.purpose == "search":
+                stop = self.sampler.report(number, update.fidelity, value, prune=trial.prune)
+                if stop and not update.done:
+                    reason = (
+                        f"stopped early at step {update.step}: {self.metric} {value:.4g} is not among the best third"
+                    )
+                    if self.budget.reduction_factor != 3:
+                        reason = reason.replace("third", f"1/{self.budget.reduction_factor}")
+                    self._end(trial.model_copy(update={"state": "PRUNED", "reason": reason, "finished_at": now}))
+                    return True
+            if update.done:
+                self._end(trial.model_copy(update={"state": "COMPLETE", "reason": None, "finished_at": now}))
+                return True
+            self._put(trial)
+            if self._out_of_time() or self.halted:
+                self._end(
+                    trial.model_copy(
+                        update={
+                            "state": "PRUNED",
+                            "reason": "stopped at a rung: max_hours is used up",
+                            "finished_at": now,
+                        }
+                    )
+                    if not self.halted
+                    else trial.model_copy(
+                        update={
+                            "state": "WAITING",
+                            "reports": (),
+                            "reason": "stopped by the user; it starts again with --resume",
+                        }
+                    )
+                )
+                return True
+            return False
+
+    def fail(self, number: int, reason: str, *, memory: bool = False) -> None:
+        """Takes in that a trial's process or node failed.
+
+        Args:
+            number: The trial.
+            reason: What happened, in a sentence.
+            memory: True when it died for want of memory: that is the configuration's doing, not the machine's.
+        """
+        with self._lock:
+            trial = self._trials[number]
+            if trial.finished:
+                return
+            now = datetime.now(UTC)
+            self._earlier_cost[number] = trial.cost
+            if memory:
+                update: dict[str, Any] = {
+                    "state": "PRUNED",
+                    "violation": "out_of_memory",
+                    "reason": f"out of memory ({reason})",
+                    "finished_at": now,
+                }
+                self._end(trial.model_copy(update=update))
+                return
+            failures = (*trial.failures, reason)
+            if len(failures) > MOST_FAILURES:
+                told = f"failed {len(failures)} times, last: {reason}"
+                self._end(
+                    trial.model_copy(
+                        update={"state": "FAILED", "failures": failures, "reason": told, "finished_at": now}
+                    )
+                )
+            else:
+                self._put(
+                    trial.model_copy(update={"state": "WAITING", "failures": failures, "reports": (), "reason": reason})
+                )
+
+    def interrupt(self) -> None:
+        """Marks what was under way as waiting, so that no record says RUNNING when nothing runs."""
+        with self._lock:
+            for trial in self.trials():
+                if trial.state == "RUNNING":
+                    self._put(
+                        trial.model_copy(
+                            update={
+                                "state": "WAITING",
+                                "reports": (),
+                                "reason": "interrupted; it starts again with --resume",
+                            }
+                        )
+                    )
+
+    def _obey(self, order: Order) -> Launch | None:
+        number = max(self._trials, default=-1) + 1
+        if order.config is None:
+            try:
+                values = self.sampler.propose(number, order.values)
+            except SpaceExhausted as error:
+                if self.running():
+                    return None
+                self.finished = str(error)
+                return None
+            config = self.space.config(values)
+        else:
+            values, config = dict(order.values), order.config
+        record = TrialRecord(
+            number=number,
+            purpose=order.purpose,
+            stage=order.stage,
+            why=order.why,
+            config=config,
+            values=values,
+            seed=order.seed,
+            max_steps=steps_of(config, self.budget),
+            prune=order.prune,
+            state="WAITING",
+            created_at=datetime.now(UTC),
+        )
+        return self._start(record)
+
+    def _start(self, trial: TrialRecord) -> Launch:
+        trial = trial.model_copy(
+            update={
+                "state": "RUNNING",
+                "attempts": trial.attempts + 1,
+                "started_at": datetime.now(UTC),
+                "reports": (),
+                "reason": None,
+            }
+        )
+        self._earlier_cost[trial.number] = trial.cost
+        self._put(trial)
+        # A search run is measured at every rung even where nothing may stop it: its curve is evidence for others.
+        rungs = self.budget.rungs if trial.purpose == "search" else (self.budget.max_steps,)
+        return Launch(
+            number=trial.number,
+            record=trial,
+            steps=tuple(self.budget.steps(f, trial.config.batch_size) for f in rungs),
+            fidelities=rungs,
+            keep_adapter=trial.purpose == "decide",
+        )
+
+    def _put(self, trial: TrialRecord) -> None:
+        self._trials[trial.number] = trial
+        self._files.write_trial(trial)
+        for listener in self._listeners:
+            listener(trial)
+
+    def _end(self, trial: TrialRecord) -> None:
+        self._put(trial)
+        if trial.purpose == "search" and trial.finished:
+            self.sampler.finish(trial)
+
+    def _steps_used(self) -> int:
+        return sum(t.cost.steps for t in self._trials.values())
+
+    def _may_search(self) -> bool:
+        """Whether a new configuration fits beside the decision's runs, for which its share is kept back."""
+        if self.limits.max_steps is None:
+            return True
+        promised = sum(max(0, t.max_steps - t.cost.steps) for t in self._trials.values() if not t.finished)
+        question = self.strategy.question
+        kept = min(3, len(question.space.ranks())) * question.seeds * self.budget.max_steps
+        return self._steps_used() + promised + kept + self.budget.max_steps <= self.limits.max_steps
+
+    def _out_of_time(self) -> bool:
+        limit = self.limits.max_seconds
+        return limit is not None and self.limits.used_seconds + time.monotonic() - self._began >= limit
+
+    def _hopeless(self) -> bool:
+        ended = [t for t in self._trials.values() if t.finished]
+        return len(ended) >= _HOPELESS and all(t.state == "FAILED" for t in ended)
+
+
+def _add(one: Cost, other: Cost) -> Cost:
+    """The sum of two attempts; peak memory is the higher of both."""
+    total = {name: getattr(one, name) + getattr(other, name) for name in Cost.model_fields}
+    total["peak_memory_mb"] = max(one.peak_memory_mb, other.peak_memory_mb)
+    return Cost(**total)

@@ -1,0 +1,325 @@
+"""Runs one study from its setup to its answer: Ray, Tune, the coordinator, the last look at the test rows.
+
+The only module that starts or joins a Ray cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from typing import Any, Protocol
+
+from ranksearch.errors import RankSearchError, StoreError
+from ranksearch.records import StudyRecord, TestResult, TrialRecord
+from ranksearch.sampling import Sampler
+from ranksearch.search.conclude import conclude, recommend_config, recommended_json, trial_to_test
+from ranksearch.search.coordinator import Coordinator, Limits
+from ranksearch.search.setup import StudySetup
+from ranksearch.search.worker import WorkerSetup
+from ranksearch.store import StudyFolder
+from ranksearch.strategies import Question, make_strategy
+
+__all__ = ["Listener", "run_study"]
+
+_ENVIRONMENT = {
+    # Records are the state: Tune's own checkpoints and loggers would only cost time.
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    "TUNE_WARN_THRESHOLD_S": "30",
+    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
+    "RAY_AIR_NEW_OUTPUT": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+
+
+class Listener(Protocol):
+    """Hears of everything that changes; must return at once."""
+
+    def study(self, record: StudyRecord) -> None:
+        """The study's record changed."""
+
+    def trial(self, record: TrialRecord) -> None:
+        """A trial's record changed."""
+
+
+def run_study(
+    setup: StudySetup,
+    study: StudyRecord,
+    folder: StudyFolder,
+    *,
+    address: str | None = None,
+    listeners: Sequence[Listener] = (),
+    notify: Callable[[str], None] = lambda text: None,
+) -> StudyRecord:
+    """Runs a study until it has its answer or is stopped.
+
+    The caller holds the study's lease.
+
+    Args:
+        setup: The checked study.
+        study: Its record, new or going on.
+        folder: Where records go.
+        address: A Ray cluster to join; None starts one on this machine and ends it again.
+        listeners: Who else hears of the records.
+        notify: Takes sentences for the user.
+
+    Returns:
+        The study's record, with decision, recommended configuration and test.
+
+    Raises:
+        StoreError: When records can't be written.
+        RankSearchError: When the cluster can't be joined or has no room for a trial.
+    """
+    spec = setup.spec
+    began, began_at = time.monotonic(), datetime.now(UTC)
+    question = setup.question()
+
+    def put(record: StudyRecord) -> StudyRecord:
+        folder.write_study(record)
+        for listener in listeners:
+            listener.study(record)
+        return record
+
+    study = put(study)
+    old = folder.trials()
+    with _cluster(address) as cluster:
+        sampler = Sampler(
+            spec.strategy if spec.strategy in ("random", "grid") else spec.sampler,
+            spec.parameters,
+            setup.budget,
+            metric=question.metric,
+            direction=question.direction,
+            seed=spec.seed,
+            parallel=cluster.capacity(spec.resources.cpus_per_trial, spec.resources.gpus_per_trial),
+        )
+        used = sum(s.get("seconds", 0.0) for s in study.sessions)
+        hours = spec.budget.max_hours
+        coordinator = Coordinator(
+            make_strategy(spec.strategy, question),
+            sampler,
+            space=spec.parameters,
+            budget=setup.budget,
+            metric=question.metric,
+            trials=old,
+            files=folder,
+            limits=Limits(spec.budget.max_steps_total, None if hours is None else hours * 3600, used),
+            listeners=[listener.trial for listener in listeners],
+        )
+        session: dict[str, Any] = {
+            "began_at": began_at.isoformat(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "cluster": cluster.describe(),
+        }
+        worker = WorkerSetup.of(setup, folder.path)
+        try:
+            interrupted = _fit(coordinator, setup, worker, cluster, notify)
+            trials = coordinator.trials()
+            decision = conclude(study, question, trials)
+            chosen = recommend_config(decision, question, trials)
+            update: dict[str, Any] = {
+                "decision": None if decision is None else decision.model_dump(mode="json"),
+                "recommended": None if chosen is None else recommended_json(chosen, study),
+            }
+            if not interrupted and chosen is not None and not _tested(study, chosen, trials):
+                update["test"] = _test(worker, chosen, question, trials, study, notify)
+            update["state"] = "INTERRUPTED" if interrupted else "DONE" if chosen is not None else "FAILED"
+            session["stopped"] = "interrupted" if interrupted else coordinator.finished
+        except BaseException:
+            with contextlib.suppress(RankSearchError):
+                coordinator.interrupt()
+            update = {"state": "INTERRUPTED"}
+            session["stopped"] = "an error"
+            raise
+        finally:
+            session |= {"seconds": round(time.monotonic() - began, 1), "ended_at": datetime.now(UTC).isoformat()}
+            study = study.model_copy(update={"sessions": (*study.sessions, session)} | update)
+            with contextlib.suppress(StoreError):
+                put(study)
+    return study
+
+
+def _fit(
+    coordinator: Coordinator, setup: StudySetup, worker: WorkerSetup, cluster: _Cluster, notify: Callable[[str], None]
+) -> bool:
+    """Runs Tune until the coordinator has finished.
+
+    Returns:
+        Whether the user stopped it.
+    """
+    from ray import tune
+
+    from ranksearch.search.trainable import TrialWorker, job_of
+    from ranksearch.search.tune import StudyScheduler, StudySearcher
+
+    resources = setup.spec.resources
+    searcher = StudySearcher(
+        coordinator,
+        job_of,
+        lambda: min(
+            cluster.capacity(resources.cpus_per_trial, resources.gpus_per_trial), resources.max_concurrent or 10**9
+        ),
+    )
+    memory_is_tight = cluster.memory_could_run_out(setup.plan.memory_mb_per_trial)
+    scheduler = StudyScheduler(
+        coordinator, searcher.numbers, lambda text: memory_is_tight and "OutOfMemory" in text.replace(" ", "")
+    )
+    bundle = {"CPU": resources.cpus_per_trial}
+    if resources.gpus_per_trial:
+        bundle["GPU"] = resources.gpus_per_trial
+    trainable = tune.with_resources(tune.with_parameters(TrialWorker, worker=worker), bundle)
+    staging = tempfile.mkdtemp(prefix="ranksearch-tune-")
+    interrupted = False
+
+    def stop(signum: int, frame: Any) -> None:
+        nonlocal interrupted
+        if interrupted:
+            raise KeyboardInterrupt
+        interrupted = True
+        notify("Stopping: what has finished is kept; go on later with --resume.")
+        coordinator.halted = True
+        # Tune leaves its loop on SIGUSR1, whose handler it installs itself.
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)} if _in_main_thread() else {}
+    try:
+        tune.Tuner(
+            trainable,
+            tune_config=tune.TuneConfig(
+                search_alg=searcher,
+                scheduler=scheduler,
+                num_samples=-1,
+                # On a GPU a fresh process per trial gives its memory back; on a CPU the workbench stays.
+                reuse_actors=resources.gpus_per_trial == 0,
+                trial_name_creator=lambda trial: f"trial-{trial.trial_id}",
+                trial_dirname_creator=lambda trial: trial.trial_id,
+            ),
+            run_config=tune.RunConfig(
+                name="study", storage_path=staging, verbose=0, failure_config=tune.FailureConfig(max_failures=0)
+            ),
+        ).fit()
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler)
+        shutil.rmtree(staging, ignore_errors=True)
+    coordinator.interrupt()
+    return interrupted or coordinator.finished is None
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _tested(study: StudyRecord, chosen: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
+    """Whether the test rows were already looked at by this configuration."""
+    test = study.test
+    return test is not None and any(t.number == test.trial and t.config.key == chosen.config.key for t in trials)
+
+
+def _test(
+    worker: WorkerSetup,
+    chosen: TrialRecord,
+    question: Question,
+    trials: Sequence[TrialRecord],
+    study: StudyRecord,
+    notify: Callable[[str], None],
+) -> TestResult | None:
+    """Measures the recommended configuration on the test rows, once."""
+    import ray
+
+    from ranksearch.search.trainable import evaluate_on_test
+
+    best = trial_to_test(chosen.config, question, trials)
+    if best is None or best.adapter is None:
+        notify("No trained adapter of the recommended configuration was kept, so the test rows stay untouched.")
+        return None
+    resources = study.spec["resources"]
+    remote = ray.remote(num_cpus=resources["cpus_per_trial"], num_gpus=resources["gpus_per_trial"])(evaluate_on_test)
+    measured = ray.get(remote.remote(worker, best.adapter, best.config.plain()))
+    looks = 1 if study.test is None else study.test.looks + 1
+    return TestResult(trial=best.number, n=measured["n"], metrics=measured["metrics"], looks=looks)
+
+
+class _Cluster:
+    """The Ray cluster in use."""
+
+    def __init__(self, address: str | None) -> None:
+        self.address = address
+
+    def capacity(self, cpus: float, gpus: float) -> int:
+        """Trials that have room at once, by what the nodes hold now."""
+        import ray
+
+        room = 0
+        for node in ray.nodes():
+            if node["Alive"]:
+                held = node["Resources"]
+                fits = int(held.get("CPU", 0) / cpus + 1e-9)
+                if gpus:
+                    by_gpu = held.get("GPU", 0) / gpus
+                    # A trial with a whole number of GPUs can't use parts of several.
+                    fits = min(fits, int(by_gpu + 1e-9))
+                room += fits
+        return max(1, room)
+
+    def memory_could_run_out(self, per_trial_mb: float) -> bool:
+        """Whether trials at their estimated peak could fill a node, so that a killed worker may mean just that."""
+        import ray
+
+        for node in ray.nodes():
+            held = node["Resources"]
+            if node["Alive"] and held.get("CPU") and held.get("memory"):
+                # The estimate leaves out what the allocator keeps, hence the wide margin.
+                if per_trial_mb * 2**20 * held["CPU"] > 0.5 * held["memory"]:
+                    return True
+        return False
+
+    def describe(self) -> dict[str, Any]:
+        """What it holds, for the record."""
+        import ray
+
+        held = ray.cluster_resources()
+        nodes = sum(1 for node in ray.nodes() if node["Alive"])
+        return {"nodes": nodes, "cpus": held.get("CPU", 0), "gpus": held.get("GPU", 0), "local": self.address is None}
+
+
+@contextlib.contextmanager
+def _cluster(address: str | None) -> Iterator[_Cluster]:
+    """Joins a cluster, or starts one on this machine and ends it again.
+
+    Raises:
+        RankSearchError: When it can't be joined or has no room.
+    """
+    os.environ.update({k: v for k, v in _ENVIRONMENT.items() if k not in os.environ})
+    import ray
+
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
+    if ray.is_initialized():
+        yield _Cluster(address)
+        return
+    try:
+        if address is None:
+            ray.init(address="local", include_dashboard=False, object_store_memory=200 * 2**20, **quiet)
+        else:
+            ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+        raise RankSearchError(
+            f"the Ray cluster at {address or 'this machine'} can't be joined: {error}. See that it runs (`ray status`) and that the address is right."
+        ) from error
+    try:
+        yield _Cluster(address)
+    finally:
+        ray.shutdown()
+
+

@@ -1,0 +1,142 @@
+"""What a study needs before its first trial, joined into one object, and the rule for going on with an old one.
+
+Knows spec, data, model facts and records; nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import platform
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ranksearch import __version__
+from ranksearch.data import Prepared
+from ranksearch.errors import Fault, SpecError
+from ranksearch.lora import ModelFacts, adapter_parameters
+from ranksearch.plan import Budget, Plan, make_budget
+from ranksearch.records import StudyRecord
+from ranksearch.spec import RelativeTolerance, Spec
+from ranksearch.strategies import Question
+
+__all__ = ["StudySetup", "begin_study", "resume_study"]
+
+_PACKAGES = ("torch", "transformers", "peft", "ray", "optuna", "mlflow", "pandas", "numpy", "scipy")
+
+
+@dataclass(frozen=True)
+class StudySetup:
+    """A checked study: spec, data, model and plan."""
+
+    spec: Spec
+    prepared: Prepared
+    model: ModelFacts
+    model_path: str
+    """Where `transformers` loads the model from: a local folder or a hub id."""
+    targets: Mapping[str | tuple[str, ...], Sequence[str]]
+    """Each choice of target modules -> full module names."""
+    plan: Plan
+    base_dir: Path
+
+    @property
+    def budget(self) -> Budget:
+        """The rungs."""
+        return make_budget(self.spec)
+
+    def question(self) -> Question:
+        """The study's question, for its strategy."""
+        tolerance = self.spec.objective.tolerance
+        space = self.spec.parameters
+        widest = max(self.targets.values(), key=len)
+        modules = [m for m in self.model.modules if m.name in set(widest)]
+        return Question(
+            space=space,
+            budget=self.budget,
+            trials=self.spec.budget.trials,
+            metric=self.spec.objective.metric,
+            direction=self.spec.objective.direction,
+            tolerance=tolerance.relative if isinstance(tolerance, RelativeTolerance) else tolerance,
+            relative=isinstance(tolerance, RelativeTolerance),
+            seed=self.spec.seed,
+            seeds=self.spec.seeds,
+            max_seeds=self.spec.max_seeds,
+            trainable={r: adapter_parameters(r, modules) + self.model.head_parameters for r in space.ranks()},
+        )
+
+
+def comparable(spec: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be equal for results to be comparable, by flat key."""
+    out: dict[str, Any] = {}
+    for section in ("task", "model", "space", "precision", "gradient_accumulation", "strategy", "sampler", "seed"):
+        out[section] = spec.get(section)
+    for key in ("metric", "direction", "tolerance"):
+        out[f"objective.{key}"] = spec["objective"][key]
+    for key in ("min_steps", "max_steps", "reduction_factor"):
+        out[f"budget.{key}"] = spec["budget"][key]
+    for split, digest in sorted(data.get("sha256", {}).items()):
+        out[f"data ({split} rows)"] = digest
+    return out
+
+
+def fingerprint(spec: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Sixteen hex digits over `comparable`."""
+    text = json.dumps(comparable(spec, data), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def spec_as_data(spec: Spec) -> dict[str, Any]:
+    """The spec, resolved, as a record keeps it: every default filled in."""
+    out: dict[str, Any] = json.loads(spec.model_dump_json())
+    out["space"] = spec.parameters.plain()
+    return out
+
+
+def begin_study(setup: StudySetup) -> StudyRecord:
+    """The record of a new study."""
+    spec = spec_as_data(setup.spec)
+    versions = {p: importlib.metadata.version(p) for p in _PACKAGES}
+    return StudyRecord(
+        name=setup.spec.name,
+        study_id=uuid.uuid4().hex,
+        created_at=datetime.now(UTC),
+        spec=spec,
+        fingerprint=fingerprint(spec, setup.prepared.facts),
+        versions={"ranksearch": __version__, "python": platform.python_version(), "platform": platform.platform()} | versions,
+        model=setup.model,
+        data=setup.prepared.facts,
+        plan=setup.plan.model_dump(mode="json"),
+    )
+
+
+def resume_study(old: StudyRecord, setup: StudySetup) -> StudyRecord:
+    """The record of a study that goes on, with the new spec's limits, seeds, resources and tracking.
+
+    Raises:
+        SpecError: When something differs that makes results incomparable; old and new values are named.
+    """
+    spec = spec_as_data(setup.spec)
+    before, now = comparable(old.spec, old.data), comparable(spec, setup.prepared.facts)
+    faults = [
+        Fault(
+            f"`{key}` must stay as the study began, or its results can't be compared",
+            f"{_short(now.get(key))} instead of {_short(before.get(key))}",
+            f"study {old.name}",
+            "Put it back, or choose another name.",
+        )
+        for key in sorted(set(before) | set(now))
+        if before.get(key) != now.get(key)
+    ]
+    if faults:
+        raise SpecError(faults)
+    return old.model_copy(update={"spec": spec, "plan": setup.plan.model_dump(mode="json"), "state": "RUNNING"})
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 200 else text[:197] + "..."

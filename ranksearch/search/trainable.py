@@ -1,0 +1,185 @@
+"""The trial as a Ray actor: keeps the workbench, runs one adapter run after another, reports as an Update.
+
+The only place where Ray and training meet. It runs in worker processes; the driver imports it just to send it there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ray.tune import Trainable
+
+from ranksearch.config import TrialConfig
+from ranksearch.records import Cost
+from ranksearch.search.coordinator import Launch, Update
+from ranksearch.search.tune import RESULT_KEY
+from ranksearch.search.worker import WorkerSetup
+
+if TYPE_CHECKING:
+    from ranksearch.training import AdapterRun, Workbench
+
+__all__ = ["TrialWorker", "evaluate_on_test", "job_of"]
+
+
+def job_of(launch: Launch) -> dict[str, Any]:
+    """A launch as a Tune config, in plain values."""
+    return {
+        "number": launch.number,
+        "config": launch.record.config.model_dump_json(),
+        "seed": launch.record.seed,
+        "steps": list(launch.steps),
+        "fidelities": list(launch.fidelities),
+        "keep_adapter": launch.keep_adapter,
+    }
+
+
+def make_workbench(worker: WorkerSetup) -> Workbench:
+    """The study's base model and data, in this process."""
+    from ranksearch.training import Workbench, pin_threads
+
+    pin_threads(worker.threads)
+    return Workbench(
+        worker.model_path,
+        worker.model_facts,
+        worker.prepared,
+        task=worker.task,
+        revision=worker.model.revision,
+        trust_remote_code=worker.model.trust_remote_code,
+        dtype=worker.model.dtype,
+        precision=worker.precision,
+        gradient_accumulation=worker.gradient_accumulation,
+        gradient_checkpointing=worker.gradient_checkpointing,
+        seed=worker.seed,
+    )
+
+
+class TrialWorker(Trainable):  # type: ignore[misc]
+    """Trains one configuration after another on one workbench."""
+
+    def setup(self, config: dict[str, Any], worker: WorkerSetup) -> None:
+        """Takes the first job; the workbench is made at the first step, so that its failure is the trial's."""
+        self._worker = worker
+        self._workbench: Workbench | None = None
+        self._run: AdapterRun | None = None
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Takes the next job; the workbench stays."""
+        self._close()
+        self._begin(new_config)
+        return True
+
+    def cleanup(self) -> None:
+        """Lets go of the model."""
+        self._close()
+        self._workbench = None
+
+    def step(self) -> dict[str, Any]:
+        """Trains to the next rung and evaluates there."""
+        from ranksearch.training import Diverged, OutOfMemory
+
+        at, fidelity = self._steps[self._rung], self._fidelities[self._rung]
+        last = self._rung == len(self._steps) - 1
+        adapter = None
+        try:
+            run = self._adapter_run()
+            trained = run.advance(at)
+            metrics = {**trained, **run.evaluate("eval")}
+            if last and self._keep_adapter:
+                adapter = self._save(run)
+        except Diverged as error:
+            return self._say(fidelity, {}, done=True, violation="diverged", detail=str(error))
+        except OutOfMemory as error:
+            return self._say(fidelity, {}, done=True, violation="out_of_memory", detail=str(error))
+        self._rung += 1
+        return self._say(fidelity, metrics, done=last, adapter=adapter)
+
+    def _begin(self, job: dict[str, Any]) -> None:
+        self._number: int = job["number"]
+        self._config = TrialConfig.model_validate_json(job["config"])
+        self._seed: int = job["seed"]
+        self._steps: list[int] = job["steps"]
+        self._fidelities: list[int] = job["fidelities"]
+        self._keep_adapter: bool = job["keep_adapter"]
+        self._rung = 0
+
+    def _adapter_run(self) -> AdapterRun:
+        from ranksearch.training import AdapterRun
+
+        if self._workbench is None:
+            self._workbench = make_workbench(self._worker)
+        if self._run is None:
+            self._run = AdapterRun(
+                self._workbench,
+                self._config,
+                seed=self._seed,
+                max_steps=self._steps[-1],
+                top_rank=self._worker.top_rank,
+            )
+        return self._run
+
+    def _save(self, run: AdapterRun) -> str:
+        """Saves the adapter beside its place and moves it there whole: a killed worker leaves no half of one."""
+        place = Path(self._worker.study_folder) / "adapters" / f"{self._number:05d}"
+        half = place.with_name(f".{place.name}-{os.getpid()}")
+        shutil.rmtree(half, ignore_errors=True)
+        run.save(half)
+        shutil.rmtree(place, ignore_errors=True)
+        half.rename(place)
+        return f"adapters/{place.name}"
+
+    def _say(
+        self,
+        fidelity: int,
+        metrics: dict[str, float],
+        *,
+        done: bool,
+        adapter: str | None = None,
+        violation: Any = None,
+        detail: str = "",
+    ) -> dict[str, Any]:
+        run = self._run
+        cost = run.cost if run is not None else Cost()
+        update = Update(
+            step=cost.steps,
+            fidelity=fidelity,
+            samples=cost.samples,
+            metrics=metrics,
+            cost=cost,
+            worker=f"{socket.gethostname()}:{os.getpid()}",
+            trainable_parameters=run.trainable_parameters if run is not None else 0,
+            target_modules=run.target_modules if run is not None else (),
+            done=done,
+            adapter=adapter,
+            violation=violation,
+            detail=detail,
+        )
+        return {RESULT_KEY: update.model_dump_json()}
+
+    def _close(self) -> None:
+        if self._run is not None:
+            self._run.close()
+            self._run = None
+
+
+def evaluate_on_test(worker: WorkerSetup, adapter: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Loads a saved adapter and measures it on the test rows.
+
+    Args:
+        worker: The study's fixed parts.
+        adapter: The adapter's folder, relative to the study's.
+        config: Its configuration, as plain values.
+
+    Returns:
+        `n`, the number of test rows, and `metrics` by bare name.
+    """
+    from ranksearch.training import evaluate_saved
+
+    workbench = make_workbench(worker)
+    metrics = evaluate_saved(workbench, Path(worker.study_folder) / adapter, "test")
+    bare = {name.split("/", 1)[1]: value for name, value in metrics.items()}
+    return {"n": worker.prepared.rows("test"), "metrics": bare}

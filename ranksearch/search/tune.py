@@ -1,0 +1,99 @@
+"""The two adapters that let the coordinator drive Ray Tune: a Searcher that hands out trials, a scheduler that stops them.
+
+They hold no state of their own but which Tune trial stands for which of ours. Nothing is ever restored from Tune's
+checkpoints: a study goes on from its records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray.tune.schedulers import FIFOScheduler, TrialScheduler
+from ray.tune.search import Searcher
+
+from ranksearch.search.coordinator import Coordinator, Launch, Update
+
+__all__ = ["RESULT_KEY", "StudyScheduler", "StudySearcher"]
+
+RESULT_KEY = "ranksearch"
+"""A worker's result carries our Update under this key, as JSON: Tune flattens nested values by "/"."""
+
+
+class StudySearcher(Searcher):  # type: ignore[misc]
+    """Hands the coordinator's launches to Tune.
+
+    Args:
+        coordinator: The study.
+        job: Turns a launch into the trial's config, as plain values.
+        capacity: Trials that may run at once, asked each time because clusters grow.
+    """
+
+    def __init__(
+        self, coordinator: Coordinator, job: Callable[[Launch], dict[str, Any]], capacity: Callable[[], int]
+    ) -> None:
+        super().__init__(metric=None, mode=None)
+        self._coordinator = coordinator
+        self._job = job
+        self._capacity = capacity
+        self.numbers: dict[str, int] = {}
+        """Tune trial id -> our number; one of ours that starts again is another trial to Tune."""
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+        """The next trial, None to wait, or FINISHED."""
+        if self._coordinator.running() >= self._capacity():
+            return None
+        launch = self._coordinator.next()
+        if launch is not None:
+            self.numbers[trial_id] = launch.number
+            return self._job(launch)
+        if self._coordinator.finished is not None and self._coordinator.running() == 0:
+            finished: str = Searcher.FINISHED
+            return finished
+        return None
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Nothing: the scheduler hears of every end first and has told the coordinator."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Writes what Tune insists on having, and nothing in it."""
+        Path(checkpoint_path).write_bytes(b"")
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Nothing: records are the state."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Tune pickles its searcher now and then; a live study, its threads and its files must not travel.
+        return {}
+
+
+class StudyScheduler(FIFOScheduler):  # type: ignore[misc]
+    """Passes every report and failure to the coordinator and stops what it says is over.
+
+    Args:
+        coordinator: The study.
+        numbers: The searcher's map from Tune trial ids to ours.
+        is_memory: Whether a failure's text means that memory ran out.
+    """
+
+    def __init__(self, coordinator: Coordinator, numbers: dict[str, int], is_memory: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._coordinator = coordinator
+        self._numbers = numbers
+        self._is_memory = is_memory
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        """Hands a report on; STOP when the trial is over, for which reason ever."""
+        update = Update.model_validate_json(result[RESULT_KEY])
+        over = self._coordinator.report(self._numbers[trial.trial_id], update)
+        return str(TrialScheduler.STOP if over else TrialScheduler.CONTINUE)
+
+    def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
+        """Nothing: workers never end by themselves, so the report that ended the trial was heard already."""
+
+    def on_trial_error(self, tune_controller: Any, trial: Any) -> None:
+        """Hands a failure on, its last line as the reason."""
+        text = str(trial.get_error() or trial.get_pickled_error() or "the worker's process died")
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        self._coordinator.fail(self._numbers[trial.trial_id], lines[-1] if lines else text, memory=self._is_memory(text))

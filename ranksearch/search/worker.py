@@ -1,0 +1,58 @@
+"""What every worker of a study gets, once: enough to build its workbench.
+
+Plain data that travels through Ray's object store; no torch here, so the driver need not load it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ranksearch.data import Prepared
+from ranksearch.lora import ModelFacts
+from ranksearch.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from ranksearch.search.setup import StudySetup
+
+__all__ = ["WorkerSetup"]
+
+
+@dataclass(frozen=True)
+class WorkerSetup:
+    """A study's fixed parts, as workers need them."""
+
+    study_folder: str
+    """Where adapters are saved; every node must reach it."""
+    model: ModelSpec
+    model_path: str
+    model_facts: ModelFacts
+    task: str
+    prepared: Prepared
+    precision: str
+    gradient_accumulation: int
+    gradient_checkpointing: bool
+    threads: int
+    top_rank: int
+    """The largest rank of the space: smaller adapters start as its first rows."""
+    seed: int
+
+    @classmethod
+    def of(cls, setup: StudySetup, folder: Path) -> WorkerSetup:
+        """The workers' part of a study's setup."""
+        spec = setup.spec
+        return cls(
+            study_folder=str(folder.resolve()),
+            model=spec.model,
+            model_path=setup.model_path,
+            model_facts=setup.model,
+            task=spec.task,
+            prepared=setup.prepared,
+            precision=spec.precision,
+            gradient_accumulation=spec.gradient_accumulation,
+            gradient_checkpointing=spec.gradient_checkpointing,
+            threads=max(1, int(spec.resources.cpus_per_trial)),
+            top_rank=max(spec.parameters.ranks()),
+            seed=spec.seed,
+        )

@@ -1,0 +1,214 @@
+"""How often the decision is wrong, undecided or exact, on made-up rank x seed data whose truth is known.
+
+`python -m ranksearch.simulation` prints the tables of `reports/decision-simulation.md`. It sets the bounds that
+`decision` reads its answer off against the rules that one would try first; nothing else in the package needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+from ranksearch.comparisons import Floats, compare_with_best
+from ranksearch.decision import ERROR, LOOKS
+
+__all__ = ["CURVES", "NOISES", "RULES", "Noise", "Rates", "Rule", "simulate"]
+
+Rule = Literal["ours", "paired t", "1 SE", "best mean"]
+RULES: tuple[Rule, ...] = ("ours", "paired t", "1 SE", "best mean")
+
+
+@dataclass(frozen=True)
+class Noise:
+    """How the residuals of one seed differ and hang together over the ranks; those of different seeds don't."""
+
+    spread: float = 1.0
+    """SD of the largest rank over that of the smallest, the ranks between at equal ratios."""
+    correlation: float = 0.0
+    """Of neighbouring ranks, falling by this factor with each further rank: AR(1)."""
+
+    def __str__(self) -> str:
+        """Its name in the tables."""
+        if self.correlation:
+            return f"AR(1) {self.correlation:g}"
+        return "normal" if self.spread == 1 else f"SD at the largest r {self.spread:g} x that at the smallest"
+
+
+NOISES = (Noise(), Noise(spread=0.5), Noise(spread=2), Noise(correlation=0.5))
+
+CURVES: dict[str, tuple[float, ...]] = {
+    "all tie": (0, 0, 0, 0, 0, 0),
+    "one loses": (1.05, 0, 0, 0, 0, 0),
+    "half lose": (1.05, 1.05, 1.05, 0, 0, 0),
+    "all but the largest lose": (1.05, 1.05, 1.05, 1.05, 1.05, 0),
+    "all but the smallest lose": (0, 1.05, 1.05, 1.05, 1.05, 1.05),
+    "interior optimum": (2.5, 1.05, 0.4, 0, 0.5, 1.05),
+    "elbow": (4, 1.05, 0.1, 0.05, 0, 0),
+    "slow rise": (2.6, 2.1, 1.58, 1.05, 0.5, 0),
+    "as on trec-50": (3, 2, 2, 1, 0.67, 0),
+}
+"""True losses of six ranks against the best, smallest rank first, in tolerances."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Shares of the repeats, each in [0, 1]."""
+
+    error: float
+    """Decided on a rank that truly loses more than the tolerance."""
+    undecided: float
+    exact: float
+    """Decided on the smallest rank that truly loses at most the tolerance."""
+    decided_by: tuple[float, ...]
+    """Decided at this look or an earlier one, for each look."""
+
+
+def simulate(
+    curve: Sequence[float],
+    *,
+    residual_sd: float,
+    looks: Sequence[int] = LOOKS,
+    noise: Noise = NOISES[0],
+    repeats: int = 10_000,
+    seed: int = 0,
+) -> dict[Rule, Rates]:
+    """Draws studies and lets every rule decide them; the data of a look holds those of the look before.
+
+    The rules:
+
+    - "ours": the smallest rank whose bound is at most the tolerance, ERROR shared by the looks.
+    - "paired t": from the best mean downwards, as long as the one-sided 95 % paired t bound of the next smaller rank
+      against the best mean is at most the tolerance. It settles at the first look that lets it step down, and at the
+      last takes what it has, if only the best mean.
+    - "1 SE": the smallest rank whose mean is within one standard error of the best mean, at the first look.
+    - "best mean": at the first look.
+
+    Args:
+        curve: True loss of each rank, smallest rank first, in tolerances (the tolerance is 1).
+        residual_sd: Root of the expected pooled residual variance, in tolerances, whatever the noise.
+        looks: Numbers of seeds at which a rule may decide, rising; one alone is a study without more seeds.
+        noise: How the residuals differ and hang together over the ranks.
+        repeats: Studies drawn.
+        seed: Of the draw.
+    """
+    truth = np.asarray(curve, dtype=np.float64)
+    losses = truth[:, None] + _residuals(len(truth), looks[-1], residual_sd, noise, repeats, seed)
+    chosen: dict[Rule, NDArray[np.intp]] = {rule: np.full(repeats, -1) for rule in RULES}
+    decided_by: dict[Rule, list[float]] = {rule: [] for rule in RULES}
+    for look in looks:
+        seen = losses[:, :, :look]
+        picks: dict[Rule, NDArray[np.intp]] = {
+            "ours": _ours(seen, ERROR / len(looks)),
+            "paired t": _paired_t(seen, last=look == looks[-1]),
+            "1 SE": _one_standard_error(seen),
+            "best mean": seen.mean(axis=-1).argmin(axis=-1),
+        }
+        for rule, pick in picks.items():
+            chosen[rule] = np.where(chosen[rule] < 0, pick, chosen[rule])
+            decided_by[rule].append(float(np.mean(chosen[rule] >= 0)))
+    loss = truth - truth.min()
+    smallest = int(np.argmax(loss <= 1))
+    return {
+        rule: Rates(
+            error=float(np.mean((pick >= 0) & (loss[pick] > 1))),
+            undecided=1 - decided_by[rule][-1],
+            exact=float(np.mean(pick == smallest)),
+            decided_by=tuple(decided_by[rule]),
+        )
+        for rule, pick in chosen.items()
+    }
+
+
+def _residuals(ranks: int, seeds: int, sd: float, noise: Noise, repeats: int, seed: int) -> Floats:
+    """Draws (repeats, ranks, seeds) residuals whose expected pooled residual variance is sd squared."""
+    at = np.arange(ranks)
+    each = noise.spread ** (at / (ranks - 1))
+    covariance = noise.correlation ** np.abs(at[:, None] - at) * np.outer(each, each)
+    # What the two-way layout calls residual: the mean variance less the mean covariance.
+    pooled = (np.trace(covariance) - covariance.sum() / ranks) / (ranks - 1)
+    root = np.linalg.cholesky(covariance / pooled)
+    draws = np.random.default_rng(seed).standard_normal((repeats, ranks, seeds))
+    return np.asarray(sd * (root @ draws))
+
+
+def _ours(losses: Floats, error: float) -> NDArray[np.intp]:
+    within = compare_with_best(losses, error).bounds <= 1
+    return np.where(within.any(axis=-1), within.argmax(axis=-1), -1)
+
+
+def _paired_t(losses: Floats, *, last: bool) -> NDArray[np.intp]:
+    repeats, ranks, seeds = losses.shape
+    best = losses.mean(axis=-1).argmin(axis=-1)
+    gaps = losses - losses[np.arange(repeats), best][:, None, :]
+    width = stats.t.isf(ERROR, seeds - 1) * gaps.std(axis=-1, ddof=1) / np.sqrt(seeds)
+    fails = (gaps.mean(axis=-1) + width > 1) & (np.arange(ranks) < best[:, None])
+    lowest = np.where(fails, np.arange(ranks) + 1, 0).max(axis=-1)
+    return np.where(last | (lowest < best), lowest, -1)
+
+
+def _one_standard_error(losses: Floats) -> NDArray[np.intp]:
+    repeats, _, seeds = losses.shape
+    means = losses.mean(axis=-1)
+    best = means.argmin(axis=-1)
+    error = losses.std(axis=-1, ddof=1)[np.arange(repeats), best] / np.sqrt(seeds)
+    within: NDArray[np.bool_] = means <= (means.min(axis=-1) + error)[:, None]
+    return within.argmax(axis=-1)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _print_row(*cells: object) -> None:
+    print("|", " | ".join(map(str, cells)), "|")
+
+
+def _print_head(*cells: str) -> None:
+    _print_row(*cells)
+    _print_row(*("---" for _ in cells))
+
+
+def _print_rules(looks: tuple[int, ...], residual_sd: float) -> None:
+    at = ", ".join(map(str, looks))
+    print(f"\n### Looks at {at} seeds, residual SD {residual_sd:.2f} tolerances\n")
+    decided = [f"ours: decided by {look}" for look in looks]
+    others = [f"{rule}: error / exact" for rule in RULES[1:]]
+    _print_head("curve", "noise", "ours: error", "exact", *decided, *others)
+    for name, curve in CURVES.items():
+        for noise in NOISES:
+            rates = simulate(curve, residual_sd=residual_sd, looks=looks, noise=noise)
+            ours = rates["ours"]
+            compared = (f"{_percent(rates[rule].error)} / {_percent(rates[rule].exact)}" for rule in RULES[1:])
+            by_look = map(_percent, ours.decided_by)
+            _print_row(name, noise, _percent(ours.error), _percent(ours.exact), *by_look, *compared)
+
+
+def _print_limits() -> None:
+    print("\n### How uneven the noise may be: largest error of ours over residual SD 0.25 to 1.5 tolerances\n")
+    all_looks = ((3,), (5,), (12,), LOOKS)
+    _print_head("noise", *(f"looks at {', '.join(map(str, looks))}" for looks in all_looks))
+    hardest = [CURVES["all but the largest lose"], CURVES["all but the smallest lose"]]
+    uneven = [Noise(spread=spread) for spread in (1.5, 2, 3, 4)]
+    tied = [Noise(correlation=correlation) for correlation in (0.3, 0.5, 0.7, 0.9)]
+    for noise in (Noise(), *uneven, *tied):
+        worst = (
+            max(
+                simulate(curve, residual_sd=sd, looks=looks, noise=noise)["ours"].error
+                for curve in hardest
+                for sd in (0.25, 1 / 3, 0.5, 0.75, 1, 1.5)
+            )
+            for looks in all_looks
+        )
+        _print_row(noise, *map(_percent, worst))
+
+
+if __name__ == "__main__":
+    for each_looks in ((3,), LOOKS):
+        for each_sd in (1 / 3, 0.75):
+            _print_rules(each_looks, each_sd)
+    _print_limits()

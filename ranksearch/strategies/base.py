@@ -1,0 +1,171 @@
+"""What every strategy is: the words in which it is asked and answers, and the step that they share, the decision.
+
+Pure: knows records, spaces and budgets; nothing of samplers, Ray or files.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ranksearch.config import TrialConfig
+from ranksearch.plan import Budget
+from ranksearch.records import Purpose, TrialRecord
+from ranksearch.space import Space
+
+__all__ = ["Done", "Move", "Order", "Question", "Strategy", "Wait", "best_by_rank", "choose_finalists"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a strategy may know of the study."""
+
+    space: Space
+    budget: Budget
+    trials: int
+    """Configurations to search."""
+    metric: str
+    direction: str
+    tolerance: float
+    """The margin δ: in the metric's unit, or as a fraction of the best value when `relative` is set."""
+    seed: int
+    """The seed that every search run trains with; the decision's seeds follow it."""
+    seeds: int
+    """Fresh seeds of each finalist."""
+    max_seeds: int
+    trainable: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> trainable parameters."""
+    relative: bool = False
+
+    def margin(self, best: float) -> float:
+        """The margin in the metric's unit, given the best value."""
+        return self.tolerance * abs(best) if self.relative else self.tolerance
+
+    def better(self, one: float, other: float) -> bool:
+        """Whether the first value is strictly better."""
+        return one < other if self.direction == "minimize" else one > other
+
+    def loss(self, value: float, best: float) -> float:
+        """How much a value loses against the best; at least 0 when best is the best."""
+        return value - best if self.direction == "minimize" else best - value
+
+
+@dataclass(frozen=True)
+class Order:
+    """One trial to run."""
+
+    purpose: Purpose
+    stage: str
+    why: str
+    seed: int
+    prune: bool
+    """Whether early stopping may end it."""
+    config: TrialConfig | None = None
+    """What to train; None = the sampler proposes."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """Flat values: of `config`, or those that the sampler must keep."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing can be ordered until a running trial ends."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """Nothing more is to be run."""
+
+    why: str
+
+
+Move = Order | Wait | Done
+
+
+class Strategy(ABC):
+    """A way to spend a budget.
+
+    Args:
+        question: The study's question.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+
+    @abstractmethod
+    def next(self, trials: Sequence[TrialRecord], *, may_search: bool = True) -> Move:
+        """What to do next.
+
+        A function of its arguments alone: it may be asked again after a restart and must answer the same.
+
+        Args:
+            trials: Every record so far by number, waiting and running ones included.
+            may_search: False when the study's limit on steps or hours is reached: no new configuration then.
+        """
+
+    def target(self) -> int:
+        """Configurations to search: the budget, or all that the space holds."""
+        size = self.question.space.size
+        return self.question.trials if size is None else min(self.question.trials, size)
+
+    def decide_next(self, trials: Sequence[TrialRecord]) -> Move:
+        """The decision's runs: each finalist with the same fresh seeds, seed by seed.
+
+        Seeds that chose a configuration do not count in the decision about it, so the first is `seed + 1`.
+        """
+        finalists = choose_finalists(self.question, trials)
+        if not finalists:
+            return Done("no configuration completed its training")
+        if len(finalists) == 1 and len(self.question.space.ranks()) == 1:
+            why = f"the space holds one rank, {finalists[0].config.r}: its seeds measure it"
+        else:
+            why = "ranks " + ", ".join(str(f.config.r) for f in finalists) + " are compared with paired fresh seeds"
+        decided = [t for t in trials if t.purpose == "decide"]
+        there = {(t.config.key, t.seed) for t in decided}
+        for seed in range(self.question.seed + 1, self.question.seed + 1 + self.question.seeds):
+            for finalist in finalists:
+                if (finalist.config.key, seed) not in there:
+                    return Order(
+                        "decide", "decide", why, seed, prune=False, config=finalist.config, values=finalist.values
+                    )
+        if any(not t.finished for t in decided):
+            return Wait("the decision's runs are under way")
+        return Done("every finalist has its seeds")
+
+
+def best_by_rank(question: Question, trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
+    """The best completed search run of each rank, ranks ascending."""
+    best: dict[int, TrialRecord] = {}
+    for trial in trials:
+        value = trial.value(question.metric)
+        if trial.purpose != "search" or trial.state != "COMPLETE" or value is None:
+            continue
+        holder = best.get(trial.config.r)
+        held = None if holder is None else holder.value(question.metric)
+        if held is None or question.better(value, held):
+            best[trial.config.r] = trial
+    return dict(sorted(best.items()))
+
+
+def choose_finalists(question: Question, trials: Iterable[TrialRecord], most: int = 3) -> list[TrialRecord]:
+    """At most three ranks whose best runs are worth measuring again, ascending.
+
+    The best rank; the smallest one that looks as good as it (within the tolerance); then those that look best.
+    """
+    best = best_by_rank(question, trials)
+    if not best:
+        return []
+    values = {r: v for r, t in best.items() if (v := t.value(question.metric)) is not None}
+    top = min(values, key=lambda r: question.loss(values[r], 0.0))
+    chosen = {top}
+    chosen.add(min(r for r in values if question.loss(values[r], values[top]) <= question.margin(values[top])))
+    for r in sorted(values, key=lambda r: question.loss(values[r], values[top])):
+        if len(chosen) >= most:
+            break
+        chosen.add(r)
+    return [best[r] for r in sorted(chosen)]
