@@ -84,8 +84,8 @@ class Decision(BaseModel):
     error: float
     """Error that this look may spend: the chance that any of the upper bounds fails."""
     more_seeds: int | None
-    """Further seeds after which some rank would be decided if means and residual SD stayed as they are; 0 when
-    decided, None when none up to MOST_SEEDS in all would do, or without an interval to judge from."""
+    """Further seeds after which some rank would be decided if means and residual SD stayed as they are: good to a
+    factor of about 2. 0 when decided; None when none up to MOST_SEEDS in all would do, or without an interval."""
     why: str
     curve: tuple[CurvePoint, ...]
     """One point a rank, smallest adapter first."""

@@ -17,7 +17,7 @@ from scipy import stats
 from ranksearch.comparisons import Floats, compare_with_best
 from ranksearch.decision import ERROR, LOOKS
 
-__all__ = ["CURVES", "NOISES", "RULES", "Noise", "Rates", "Rule", "simulate"]
+__all__ = ["CURVES", "NOISES", "RULES", "Noise", "Rates", "Rule", "draw_residuals", "simulate"]
 
 Rule = Literal["ours", "paired t", "1 SE", "best mean"]
 RULES: tuple[Rule, ...] = ("ours", "paired t", "1 SE", "best mean")
@@ -97,7 +97,7 @@ def simulate(
         seed: Of the draw.
     """
     truth = np.asarray(curve, dtype=np.float64)
-    losses = truth[:, None] + _residuals(len(truth), looks[-1], residual_sd, noise, repeats, seed)
+    losses = truth[:, None] + draw_residuals(len(truth), looks[-1], residual_sd, noise, repeats, seed)
     chosen: dict[Rule, NDArray[np.intp]] = {rule: np.full(repeats, -1) for rule in RULES}
     decided_by: dict[Rule, list[float]] = {rule: [] for rule in RULES}
     for look in looks:
@@ -124,8 +124,17 @@ def simulate(
     }
 
 
-def _residuals(ranks: int, seeds: int, sd: float, noise: Noise, repeats: int, seed: int) -> Floats:
-    """Draws (repeats, ranks, seeds) residuals whose expected pooled residual variance is sd squared."""
+def draw_residuals(ranks: int, seeds: int, sd: float, noise: Noise, repeats: int, seed: int) -> Floats:
+    """Draws (repeats, ranks, seeds) residuals whose expected pooled residual variance is sd squared for any noise.
+
+    Args:
+        ranks: At least 2.
+        seeds: Of one study.
+        sd: Root of the expected pooled residual variance.
+        noise: How the residuals of one seed differ and hang together.
+        repeats: Studies drawn.
+        seed: Of the draw.
+    """
     at = np.arange(ranks)
     each = noise.spread ** (at / (ranks - 1))
     covariance = noise.correlation ** np.abs(at[:, None] - at) * np.outer(each, each)
@@ -156,8 +165,8 @@ def _one_standard_error(losses: Floats) -> NDArray[np.intp]:
     means = losses.mean(axis=-1)
     best = means.argmin(axis=-1)
     error = losses.std(axis=-1, ddof=1)[np.arange(repeats), best] / np.sqrt(seeds)
-    within: NDArray[np.bool_] = means <= (means.min(axis=-1) + error)[:, None]
-    return within.argmax(axis=-1)
+    first: NDArray[np.intp] = (means <= (means.min(axis=-1) + error)[:, None]).argmax(axis=-1)
+    return first
 
 
 def _percent(share: float) -> str:

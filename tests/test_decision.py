@@ -80,7 +80,7 @@ def test_too_much_noise_ends_undecided_with_the_number_of_seeds_that_would_do() 
 
 
 def test_noise_that_no_affordable_number_of_seeds_overcomes_is_told() -> None:
-    found = decided(table([0.5] * 6, seeds=3, sd=1.0))
+    found = decided({4: {1: 1.5, 2: -0.5, 3: 0.5}, 8: {1: -0.5, 2: 1.5, 3: 0.5}})
     assert (found.status, found.more_seeds) == ("undecided", None)
     assert f"no number of seeds up to {MOST_SEEDS} would decide" in found.why
 

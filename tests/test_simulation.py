@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from ranksearch.comparisons import compare_with_best
 from ranksearch.decision import ERROR, LOOKS, decide
-from ranksearch.simulation import CURVES, NOISES, Noise, simulate
+from ranksearch.simulation import CURVES, NOISES, Noise, draw_residuals, simulate
 
 REPEATS = 4_000
 MARGIN = 3 * math.sqrt(ERROR * (1 - ERROR) / REPEATS)
@@ -60,9 +61,17 @@ def test_the_same_seed_draws_the_same_studies() -> None:
 
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 def test_the_pooled_residual_sd_is_the_asked_one_whatever_the_noise(noise: Noise) -> None:
-    # With 3 looks' error irrelevant, a tolerance far above the noise decides all, one far below none.
-    assert simulate(CURVES["all tie"], residual_sd=0.01, noise=noise, repeats=200)["ours"].undecided == 0
-    assert simulate(CURVES["all tie"], residual_sd=50, noise=noise, repeats=200)["ours"].undecided > 0.9
+    draws = draw_residuals(6, 3, 0.4, noise, 20_000, seed=3)
+    pooled = compare_with_best(draws, ERROR).residual_sd
+    assert math.sqrt(np.mean(pooled**2)) == pytest.approx(0.4, rel=0.01)
+
+
+def test_uneven_noise_is_uneven_as_it_says() -> None:
+    spread = draw_residuals(6, 3, 1.0, Noise(spread=0.5), 20_000, seed=3).std(axis=(0, 2))
+    assert spread[-1] / spread[0] == pytest.approx(0.5, rel=0.03)
+    tied = draw_residuals(6, 3, 1.0, Noise(correlation=0.5), 20_000, seed=3)
+    between = np.corrcoef(tied.transpose(1, 0, 2).reshape(6, -1))
+    assert between[0, 1:3] == pytest.approx([0.5, 0.25], abs=0.02)
 
 
 def test_the_simulated_rule_is_the_one_that_decides() -> None:
@@ -84,3 +93,21 @@ def test_the_simulated_rule_is_the_one_that_decides() -> None:
     assert rates.error == pytest.approx(found.count(2) / repeats)
     assert rates.exact == pytest.approx(found.count(4) / repeats)
     assert 0 < found.count(None) < repeats
+
+
+@pytest.mark.parametrize("name", ["all tie", "half lose", "slow rise"])
+def test_the_seeds_said_to_be_missing_are_right_in_the_median_and_mostly_within_a_factor_of_two(name: str) -> None:
+    seeds, most, error = 3, 40, ERROR / len(LOOKS)
+    losses = np.asarray(CURVES[name])[:, None] + draw_residuals(6, most, 0.75, NOISES[0], 200, seed=4)
+    totals = range(seeds + 1, most + 1)
+    enough = np.array([(compare_with_best(losses[:, :, :n], error).bounds <= 1).any(axis=-1) for n in totals])
+    needed = np.where(enough.any(axis=0), enough.argmax(axis=0) + 1, most)
+    ratios = []
+    for i, study in enumerate(losses[:, :, :seeds]):
+        values = {2 << k: dict(enumerate(map(float, row))) for k, row in enumerate(study)}
+        found = decide(values, metric="eval/nll", direction="minimize", tolerance=1.0, looks=LOOKS)
+        if found.status == "undecided":
+            ratios.append((seeds + (found.more_seeds or most)) / (seeds + needed[i]))
+    assert len(ratios) > 100
+    assert 0.75 <= np.median(ratios) <= 4 / 3
+    assert np.mean((np.array(ratios) > 0.5) & (np.array(ratios) < 2)) > 0.75

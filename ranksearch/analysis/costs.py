@@ -55,7 +55,7 @@ class Overhead:
 
     @property
     def ratio(self) -> float | None:
-        """Wall time over ideal time, at least 1; None when nothing was trained."""
+        """Wall time over ideal time; None when nothing was trained."""
         return self.wall_seconds / self.ideal_seconds if self.busy_seconds > 0 else None
 
 

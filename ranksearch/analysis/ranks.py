@@ -41,15 +41,15 @@ def best_single(study: StudyRecord, trials: Sequence[TrialRecord]) -> TrialRecor
 def best_per_rank(study: StudyRecord, trials: Sequence[TrialRecord]) -> pd.DataFrame:
     """One row a rank that was tried, ascending.
 
-    Columns: `r`; `complete`, `pruned`, `failed` search trials; `best` value of the completed ones (full budget, one
-    seed, chosen as the best) and the `best_trial` that has it; `decide_seeds` and the `decide_mean` over the fresh
-    seeds of the decision. Missing where there is none.
+    Columns: `r`; search trials that were `complete`, `pruned` by early stopping, `diverged`, `out_of_memory` or
+    `failed`; `best` value of the completed ones (full budget, one seed, chosen as the best) and the `best_trial` that
+    has it; `decide_seeds` and the `decide_mean` over the fresh seeds of the decision. Missing where there is none.
     """
     metric, _ = study.metric()
     rows = []
     for rank in sorted({trial.config.r for trial in trials}):
         here = [trial for trial in trials if trial.config.r == rank]
-        states = Counter(trial.state for trial in here if trial.purpose == "search")
+        ends = Counter(trial.violation or trial.state for trial in here if trial.purpose == "search")
         best = best_single(study, here)
         fresh = [
             value
@@ -59,9 +59,11 @@ def best_per_rank(study: StudyRecord, trials: Sequence[TrialRecord]) -> pd.DataF
         rows.append(
             {
                 "r": rank,
-                "complete": states["COMPLETE"],
-                "pruned": states["PRUNED"],
-                "failed": states["FAILED"],
+                "complete": ends["COMPLETE"],
+                "pruned": ends["PRUNED"],
+                "diverged": ends["diverged"],
+                "out_of_memory": ends["out_of_memory"],
+                "failed": ends["FAILED"],
                 "best": best.value(metric) if best else None,
                 "best_trial": best.number if best else None,
                 "decide_seeds": len(fresh),
@@ -72,6 +74,8 @@ def best_per_rank(study: StudyRecord, trials: Sequence[TrialRecord]) -> pd.DataF
         "r": "int64",
         "complete": "int64",
         "pruned": "int64",
+        "diverged": "int64",
+        "out_of_memory": "int64",
         "failed": "int64",
         "best": "float64",
         "best_trial": "Int64",

@@ -49,7 +49,7 @@ class Gathered:
     """What became of a data block."""
 
     dataset: Dataset | None
-    """None where any fault was found."""
+    """None where any fault was found, or the spec's fractions leave nothing to train on (which is told with the spec)."""
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -69,7 +69,7 @@ def load(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Dataset:
     """
     gathered = gather(spec, task, base_dir, seed)
     if gathered.dataset is None:
-        raise DataError(gathered.faults)
+        raise DataError(gathered.faults or "`eval_fraction + test_fraction < 1` must hold, so that rows to train on remain")
     return gathered.dataset
 
 
@@ -116,7 +116,7 @@ def gather(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Gathere
         return out
     parts = {part: s.rows for part, s in read.items()}
     _join(spec, task, parts, seed, facts, out)
-    if not out.faults:
+    if not out.faults and all(part in parts for part in PARTS):
         labels = tuple(sorted(set(parts["train"].cells["label"]))) if task == "classification" else ()
         facts["parts"] = describe(parts, labels)
         out.dataset = Dataset(task, {p: parts[p] for p in PARTS}, labels, spec.bad_rows, template, facts, tuple(out.notes))

@@ -54,7 +54,7 @@ KINDS: Mapping[str, Kind] = {
     "chat": Kind("`{column}` must be a list of turns, each with a role and a content", "something else"),
     "null content": Kind("every turn must hold a text that the chat template shows", "a null content"),
     "tool calls": Kind("the chat template must show tool calls", "tool calls (their content is null) that it doesn't show"),
-    "parts": Kind("the parts of a turn must be texts", "other parts"),
+    "parts": Kind("a turn's content must be a text or a list of texts", "another content"),
     "not shown": Kind("the chat template must show every turn", "a turn that it leaves out"),
     "template": Kind("the chat template must take every row", "turns that it refuses"),
     "no answer": Kind("every row needs an assistant's turn that says something", "none"),

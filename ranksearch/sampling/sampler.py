@@ -6,10 +6,10 @@ killed and goes on proposes what it would have proposed.
 
 from __future__ import annotations
 
-import math
+import contextlib
 import random
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import optuna
@@ -94,8 +94,7 @@ class Sampler:
         distributions = {n: _distribution(d) for n, d in searched.items()}
         self.study.sampler = self._make(searched)
         for _ in range(_TRIES if self.kind != "grid" else 0):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            with _quiet():
                 trial = self.study.ask(fixed_distributions=distributions)
             values = dict(fixed) | {n: _value(searched[n], trial.params[n]) for n in searched}
             if self._take(values):
@@ -131,17 +130,13 @@ class Sampler:
         if trial is None:
             return
         value = record.value(self.metric)
-        if record.violation is not None:
-            trial.set_constraint(_VIOLATION, 1.0)
-            self.study.tell(trial, state=TrialState.PRUNED)
-        elif record.state == "COMPLETE" and value is not None:
-            trial.set_constraint(_VIOLATION, 0.0)
-            self.study.tell(trial, value)
-        elif record.state == "PRUNED":
-            trial.set_constraint(_VIOLATION, 0.0)
-            self.study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self.study.tell(trial, state=TrialState.FAIL)
+        with _quiet():
+            if record.state != "FAILED":
+                trial.set_constraint(_VIOLATION, 1.0 if record.violation else 0.0)
+            if record.state == "COMPLETE":
+                self.study.tell(trial, value)
+            else:
+                self.study.tell(trial, state=TrialState.PRUNED if record.state == "PRUNED" else TrialState.FAIL)
 
     def frozen(self, record: TrialRecord) -> FrozenTrial:
         """A finished record as Optuna would hold it."""
@@ -200,8 +195,7 @@ class Sampler:
     def _make(self, searched: Mapping[str, Domain]) -> optuna.samplers.BaseSampler:
         seed = random.Random(f"{self.seed}:{self._count}").getrandbits(31)
         startup = max(10, 2 * self.parallel)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with _quiet():
             match self.kind:
                 case "tpe":
                     return optuna.samplers.TPESampler(
@@ -261,5 +255,13 @@ def _value(domain: Domain, internal: Any) -> Any:
         if _ordered(domain):
             return domain.choices[internal]
         return next(c for c in domain.choices if _word(c) == internal)
-    # A shorter number reads better and is the same hyperparameter.
-    return float(f"{internal:.6g}") if isinstance(internal, float) and math.isfinite(internal) else internal
+    return internal
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Optuna's notes on what is experimental, and on CMA-ES not using violations (it sees them as pruned)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.filterwarnings("ignore", "Constraints have been set", UserWarning)
+        yield

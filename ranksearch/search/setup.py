@@ -37,8 +37,6 @@ class StudySetup:
     spec: Spec
     prepared: Prepared
     model: ModelFacts
-    model_path: str
-    """Where `transformers` loads the model from: a local folder or a hub id."""
     targets: Mapping[str | tuple[str, ...], Sequence[str]]
     """Each choice of target modules -> full module names."""
     plan: Plan

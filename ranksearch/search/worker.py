@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ranksearch.assets import fetch
 from ranksearch.data import Prepared
 from ranksearch.lora import ModelFacts
 from ranksearch.spec import ModelSpec
@@ -16,7 +17,24 @@ from ranksearch.spec import ModelSpec
 if TYPE_CHECKING:
     from ranksearch.search.setup import StudySetup
 
-__all__ = ["WorkerSetup"]
+__all__ = ["WorkerSetup", "locate_model"]
+
+
+def locate_model(model: ModelSpec, base_dir: Path) -> str:
+    """Where `transformers` loads a model from: a folder on this machine, or a hub id.
+
+    An asset is fetched where it is needed, so that each node of a cluster gets its own copy.
+
+    Raises:
+        DataError: When an asset can't be had.
+        StoreError: When the asset cache can't be written.
+    """
+    if model.id.startswith("asset:"):
+        return str(fetch(model.id.removeprefix("asset:")))
+    folder = Path(model.id).expanduser()
+    local = folder if folder.is_absolute() else base_dir / folder
+    # "org/name" is a hub id unless such a folder stands beside the spec.
+    return str(local) if local.is_dir() or model.id.startswith((".", "/", "~")) else model.id
 
 
 @dataclass(frozen=True)
@@ -26,7 +44,8 @@ class WorkerSetup:
     study_folder: str
     """Where adapters are saved; every node must reach it."""
     model: ModelSpec
-    model_path: str
+    base_dir: str
+    """Folder that a relative model path is relative to."""
     model_facts: ModelFacts
     task: str
     prepared: Prepared
@@ -45,7 +64,7 @@ class WorkerSetup:
         return cls(
             study_folder=str(folder.resolve()),
             model=spec.model,
-            model_path=setup.model_path,
+            base_dir=str(setup.base_dir),
             model_facts=setup.model,
             task=spec.task,
             prepared=setup.prepared,

@@ -23,10 +23,12 @@ _CONFIGURATION = (
     "method", "variant", "r", "lora_alpha", "use_rslora", "learning_rate", "target_modules", "lora_dropout",
     "weight_decay", "batch_size", "warmup_steps",
 )  # fmt: skip
+_OFTEN_CALLED = {"lr": "learning_rate", "rank": "r", "alpha": "lora_alpha", "score": "value", "dropout": "lora_dropout"}
+"""For the hint of a fault only."""
 _OUTCOMES = ("complete", "pruned", "diverged", "out_of_memory", "failed")
 
 KIND = "csv"
-ABOUT = f"a CSV table with the columns {', '.join(_REQUIRED)} and others of the evidence table"
+ABOUT = f"a CSV table with the columns {', '.join(_REQUIRED)}; it may have {', '.join(n for n in _GIVEN if n not in _REQUIRED)}"
 
 
 def read(path: Path) -> Reading:
@@ -49,8 +51,8 @@ def _check_header(table: Table, place: str) -> None:
     faults = []
     for name in table.header:
         if name not in _GIVEN:
-            near = get_close_matches(name, _GIVEN, n=1, cutoff=0.5)
-            remedy = f"Did you mean `{near[0]}`?" if near else "The columns are " + ", ".join(_GIVEN) + "."
+            near = [_OFTEN_CALLED[name]] if name in _OFTEN_CALLED else get_close_matches(name, _GIVEN, n=1, cutoff=0.7)
+            remedy = f"Did you mean `{near[0]}`?" if near else "Take it out, or see the columns that `csv` may have."
             faults.append(Fault("a column must be one of the evidence table's", repr(name), f"{place}, line 1", remedy))
     lacking = [name for name in _REQUIRED if name not in table.header]
     if lacking:

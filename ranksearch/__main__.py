@@ -1,0 +1,5 @@
+"""Lets `python -m ranksearch` do what `ranksearch` does."""
+
+from ranksearch.cli import main
+
+main()

@@ -1,0 +1,203 @@
+"""Prompts with completions, or chats -> rows of tokens, with the tokens that are trained marked.
+
+Loss counts on the completion, or the assistant's turns, only. A row that keeps no such token is left out and counted.
+Knows nothing of files or models.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ranksearch.data.arrays import batches, choose_length, finish, ragged
+from ranksearch.data.chat import Chat, Turn, Unshown, render_chat
+from ranksearch.data.dataset import PARTS, Dataset
+from ranksearch.data.prepared import Prepared, Split
+from ranksearch.data.rows import tell_flawed
+from ranksearch.data.table import File, Flawed, Rows, counted, numbered
+from ranksearch.errors import DataError, Fault
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["tokenise_generation"]
+
+Encoded = tuple[list[list[int]], list[npt.NDArray[np.bool_]]]
+"""Ids and trained marks of each row, uncut."""
+
+
+def tokenise_generation(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, given: int | None, limit: int) -> Prepared:
+    """Tokenises all parts; see `tokenise`.
+
+    Prompt and completion are tokenised each by itself and joined as they stand, so that the prompt's tokens are those
+    that the model will be given; an end-of-text token follows the completion.
+
+    Args:
+        dataset: Checked and split rows.
+        tokenizer: The model's.
+        given: Tokens that a row may have; None to find them out.
+        limit: Tokens that the model takes.
+
+    Raises:
+        DataError: When a chat can't be rendered and such rows are refused, or a part keeps no row.
+    """
+    notes = list(dataset.notes)
+    facts: dict[str, Any] = {}
+    parts = dict(dataset.parts)
+    encoded: dict[str, Encoded] = {}
+    if "messages" in parts["train"].cells:
+        chats = _render(dataset, tokenizer, parts, notes, facts)
+        for part in PARTS:
+            encoded[part] = _encode_chats(tokenizer, chats[part])
+    else:
+        if tokenizer.eos_token_id is None:
+            notes.append("the tokenizer has no end-of-text token: completions are trained without an end")
+        for part in PARTS:
+            encoded[part] = _encode_completions(tokenizer, parts[part])
+    lengths = {part: np.array([len(row) for row in encoded[part][0]], dtype=np.int64) for part in PARTS}
+    if not len(lengths["train"]):
+        raise DataError(Fault("train must keep at least one row", "none", parts["train"].files[0].name, "Give other rows."))
+    max_length, how = choose_length(lengths["train"], given, limit, notes)
+    splits: dict[str, Split] = {}
+    kept: dict[str, Rows] = {}
+    whole: dict[str, npt.NDArray[np.bool_]] = {}
+    partly: dict[str, npt.NDArray[np.bool_]] = {}
+    for part in PARTS:
+        ids, marks = encoded[part]
+        left = np.array([bool(m[:max_length].any()) for m in marks], dtype=np.bool_)
+        whole[part] = ~left
+        partly[part] = left & np.array([bool(m[max_length:].any()) for m in marks], dtype=np.bool_)
+        full = np.flatnonzero(left)
+        kept[part] = parts[part].take(full)
+        flat, offsets = ragged([ids[i][:max_length] for i in full])
+        trained = np.concatenate([marks[i][:max_length] for i in full]) if len(full) else np.zeros(0, dtype=np.bool_)
+        splits[part] = Split(flat, offsets, trained=trained)
+    longest = max(int(n.max(initial=0)) for n in lengths.values())
+    facts["max_length"] = {
+        "tokens": max_length, "how": how, "longest_row": longest,
+        "cut_whole": _by_file(parts, whole), "cut_in_part": _by_file(parts, partly),
+    }  # fmt: skip
+    words = "what the assistant says" if "messages" in parts["train"].cells else "the completion"
+    for cut, told in ((facts["max_length"]["cut_whole"], "whole, and the rows are left out"), (facts["max_length"]["cut_in_part"], "in part")):
+        for one in cut:
+            notes.append(
+                f"{one['file']}: at max_length {max_length} {words} is cut away {told}: {one['count']} of {one['of']} rows "
+                f"({numbered(one['unit'], one['numbers'])}); max_length {longest} would keep every row whole"
+            )
+    return finish(dataset, tokenizer, splits, kept, max_length, facts, notes)
+
+
+def _by_file(parts: dict[str, Rows], chosen: dict[str, npt.NDArray[np.bool_]]) -> list[dict[str, Any]]:
+    """Counts rows by the file that they came from, whatever part they are in now."""
+    numbers: dict[File, list[int]] = defaultdict(list)
+    of: dict[File, int] = defaultdict(int)
+    for part, rows in parts.items():
+        for k, file in enumerate(rows.files):
+            here = rows.file == k
+            of[file] += int(here.sum())
+            numbers[file] += rows.line[here & chosen[part]].tolist()
+    return [
+        {"file": file.name, "unit": file.unit, "count": len(found), "of": of[file], "numbers": sorted(found)}
+        for file, found in numbers.items()
+        if found
+    ]
+
+
+def _encode_completions(tokenizer: PreTrainedTokenizerBase, rows: Rows) -> Encoded:
+    """Leading special tokens, prompt, completion, end of text."""
+    bare: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
+    dressed: list[int] = tokenizer("a")["input_ids"]
+    start = dressed[: next((k for k in range(len(dressed)) if dressed[k : k + len(bare)] == bare), 0)]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids: list[list[int]] = []
+    marks: list[npt.NDArray[np.bool_]] = []
+    for batch in batches(len(rows)):
+        prompts = _bare(tokenizer, rows.cells["prompt"][batch])
+        completions = _bare(tokenizer, rows.cells["completion"][batch])
+        for prompt, completion in zip(prompts, completions, strict=True):
+            ids.append([*start, *prompt, *completion, *end])
+            mark = np.zeros(len(ids[-1]), dtype=np.bool_)
+            if completion:
+                # The very first token has none before it to be predicted from.
+                mark[max(1, len(start) + len(prompt)) :] = True
+            marks.append(mark)
+    return ids, marks
+
+
+def _bare(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return ids
+
+
+def _render(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, parts: dict[str, Rows], notes: list[str], facts: dict[str, Any]
+) -> dict[str, list[Chat]]:
+    """Renders all chats; takes those that can't be used out of `parts`, or refuses them.
+
+    Raises:
+        DataError: When there is no chat template, the tokenizer can't tell where tokens stand, or rows are refused.
+    """
+    template = dataset.chat_template or tokenizer.chat_template
+    if template is None:
+        remedy = "Set `data.chat_template` to a file with one, or take a chat model."
+        raise DataError(Fault("chats need a chat template", "a tokenizer without one", "data.messages", remedy))
+    if not tokenizer.is_fast:
+        raise DataError(Fault("chats need a fast tokenizer, which tells where tokens stand", "a slow one", "data.messages", "Take another model."))
+
+    def render(turns: Sequence[Turn], header: bool) -> str:
+        text: str = tokenizer.apply_chat_template(list(turns), chat_template=template, tokenize=False, add_generation_prompt=header)
+        return text
+
+    flawed: dict[File, list[Flawed]] = defaultdict(list)
+    of: dict[File, int] = defaultdict(int)
+    chats: dict[str, list[Chat]] = {}
+    column = dataset.facts["columns"]["messages"]
+    for part in PARTS:
+        rows = parts[part]
+        chats[part] = []
+        usable: list[int] = []
+        for k, turns in enumerate(rows.cells["messages"]):
+            file = rows.files[int(rows.file[k])]
+            of[file] += 1
+            try:
+                chats[part].append(render_chat(turns, render))
+                usable.append(k)
+            except Unshown as why:
+                flawed[file].append(Flawed(int(rows.line[k]), why.kind, column, why.detail))
+        parts[part] = rows.take(usable)
+    faults: list[Fault] = []
+    facts["left_out"] = []
+    for file, found in flawed.items():
+        more, told, left_out = tell_flawed(file, found, of[file], dataset.bad_rows)
+        faults += more
+        notes += told
+        facts["left_out"] += left_out
+    if faults:
+        raise DataError(faults)
+    if joined := sum(chat.joined for found in chats.values() for chat in found):
+        notes.append(f"{counted(joined, 'chat')} with contents given as lists of texts: the texts are joined")
+    return chats
+
+
+def _encode_chats(tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]) -> Encoded:
+    """Tokens of each rendered chat; trained are those that overlap what the assistant says."""
+    ids: list[list[int]] = []
+    marks: list[npt.NDArray[np.bool_]] = []
+    for batch in batches(len(chats)):
+        some = chats[batch]
+        got = tokenizer(
+            [chat.text for chat in some], add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True, verbose=False
+        )
+        for chat, row, offsets in zip(some, got["input_ids"], got["offset_mapping"], strict=True):
+            begin, end = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
+            mark = np.zeros(len(row), dtype=np.bool_)
+            for first, last in chat.spans:
+                mark |= (end > first) & (begin < last) & (end > begin)
+            mark[:1] = False  # the very first token has none before it to be predicted from
+            ids.append(row)
+            marks.append(mark)
+    return ids, marks

@@ -1,0 +1,274 @@
+"""The plots, as Vega-Lite specs: each a function of the material that gives one, or says why it has nothing to draw.
+
+A new plot is a new function in PLOTS; what they share stands in `drawing`. How a spec becomes a file or stands in the
+page is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import altair as alt
+
+from ranksearch.report.drawing import (
+    REPORTS,
+    SHAPES,
+    TRIALS,
+    Plot,
+    finish,
+    metric_axis,
+    rank_axis,
+    rank_colour,
+    scale_type,
+)
+from ranksearch.report.material import OUTCOMES, Material, outcome
+from ranksearch.report.text import count
+from ranksearch.report.theme import RAMP
+
+__all__ = ["PLOTS", "draw"]
+
+
+def draw(material: Material) -> list[Plot]:
+    """Every plot, in the order of the page."""
+    return [plot(material) for plot in PLOTS]
+
+
+def guarantee(material: Material) -> Plot:
+    """Loss against the best rank and its bound, rank by rank, with the tolerance."""
+    name, title = "guarantee", "What each rank loses against the best"
+    decision = material.study.decision
+    if decision is None or not material.curve:
+        return Plot(name, title, "Nothing to draw: no rank was measured with fresh seeds.")
+    chosen = decision.get("chosen_r")
+    rows = [
+        {
+            "rank": str(point["r"]),
+            "loss": point["loss"],
+            "bound": point.get("upper_bound"),
+            "chosen": "recommended" if point["r"] == chosen else "compared",
+        }
+        for point in material.curve
+    ]
+    bounded = any(row["bound"] is not None for row in rows)
+    tolerance = decision["tolerance"]
+    data = alt.InlineData(values=rows)
+    x = alt.X(
+        "rank:O",
+        sort=[row["rank"] for row in rows],
+        title="rank r, smallest adapter first",
+        axis=alt.Axis(labelAngle=0),
+    )
+    y_title = f"loss in {material.metric}"
+    tooltip = [
+        alt.Tooltip("rank:O", title="rank"),
+        alt.Tooltip("loss:Q", title="mean loss", format=".4~g"),
+        alt.Tooltip("bound:Q", title="at most", format=".4~g"),
+    ]
+    colour = alt.Color(
+        "chosen:N",
+        title=None,
+        scale=alt.Scale(domain=["recommended", "compared"], range=["var(--good)", "var(--faint)"]),
+        legend=alt.Legend() if chosen is not None else None,
+    )
+    base = alt.Chart(data).encode(x=x, color=colour, tooltip=tooltip)
+    limit = alt.Chart(alt.InlineData(values=[{"tolerance": tolerance, "label": f"tolerance {tolerance:.3g}"}]))
+    layers = [
+        limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--warn)").encode(
+            y=alt.Y("tolerance:Q", title=y_title)
+        ),
+        limit.mark_text(align="left", dx=4, dy=-7, color="var(--warn)", fill="var(--warn)").encode(
+            y="tolerance:Q", x=alt.value(0), text="label:N"
+        ),
+        base.transform_filter("datum.bound !== null")
+        .mark_rule(strokeWidth=3)
+        .encode(y=alt.Y("loss:Q", title=y_title), y2="bound:Q"),
+        base.transform_filter("datum.bound !== null").mark_tick(thickness=3, width=22).encode(y="bound:Q"),
+        base.mark_point(size=110, filled=True, opacity=1).encode(y="loss:Q"),
+    ]
+    caption = f"Dot: mean loss against the best rank over {count(decision['seeds'], 'fresh seed')}, 0 is the best."
+    if bounded:
+        caption += (
+            " Bar: what the true loss is at most, all ranks together. A rank whose bar ends below the dashed line is"
+            " shown to be as good as the best; with another tolerance, read off another rank."
+        )
+    else:
+        caption += " There are no bars: these runs give no interval."
+    return Plot(name, title, caption, finish(alt.layer(*layers), f"{title}. {caption}"))
+
+
+def ranks(material: Material) -> Plot:
+    """The metric against the rank, at the full budget."""
+    name, title = "ranks", f"{material.metric} against rank"
+    shown = [t for t in material.trials if t.state == "COMPLETE" and t.value(material.metric) is not None]
+    if not shown:
+        return Plot(name, title, "Nothing to draw: no trial completed its training.")
+    base = alt.Chart(TRIALS).transform_filter("datum.outcome === 'complete' && datum.value !== null")
+    tooltip = [
+        alt.Tooltip("number:Q", title="trial"),
+        alt.Tooltip("rank:Q", title="rank"),
+        alt.Tooltip("value:Q", title=material.metric, format=".4~g"),
+        alt.Tooltip("rate:Q", title="learning rate", format=".3~g"),
+        alt.Tooltip("seed:Q", title="seed"),
+    ]
+    y = metric_axis(material, [t.value(material.metric) for t in shown])
+    kinds = alt.Scale(domain=["search", "decide"], range=["var(--faint)", "var(--accent)"])
+    points = base.mark_point(size=55, strokeWidth=1.6, opacity=0.9).encode(
+        x=alt.X("rank:Q", **rank_axis(material)),
+        y=y,
+        color=alt.Color("purpose:N", title=None, scale=kinds, sort=["search", "decide"]),
+        shape=alt.Shape(
+            "purpose:N", title=None, scale=alt.Scale(domain=["search", "decide"], range=["circle", "diamond"])
+        ),
+        tooltip=tooltip,
+    )
+    mean = (
+        base.transform_filter("datum.purpose === 'decide'")
+        .transform_aggregate(mean="mean(value)", seeds="count()", groupby=["rank"])
+        .mark_tick(thickness=2.5, width=30, color="var(--accent)", opacity=1)
+        .encode(
+            x=alt.X("rank:Q", **rank_axis(material)),
+            y="mean:Q",
+            tooltip=[
+                alt.Tooltip("rank:Q", title="rank"),
+                alt.Tooltip("mean:Q", title="mean", format=".4~g"),
+                alt.Tooltip("seeds:Q", title="seeds"),
+            ],
+        )
+    )
+    caption = (
+        "Completed trials only, all at the full budget. Circles: search trials, each another configuration, one seed. "
+        "Diamonds: runs of the decision, one configuration a rank, fresh seeds; bars are their means."
+    )
+    return Plot(name, title, caption, finish(alt.layer(points, mean), f"{title}. {caption}"))
+
+
+def curves(material: Material) -> Plot:
+    """The metric at each rung, trial by trial."""
+    name, title = "curves", "Learning curves of the search"
+    found = [
+        value
+        for trial in material.trials
+        if trial.purpose == "search"
+        for report in trial.reports
+        if (value := report.metrics.get(material.metric)) is not None
+    ]
+    if not found:
+        return Plot(name, title, "Nothing to draw: no search trial reported a value.")
+    fade = alt.Opacity(
+        "outcome:N",
+        title=None,
+        scale=alt.Scale(domain=list(OUTCOMES), range=[0.95, *[0.3] * (len(OUTCOMES) - 1)]),
+        legend=None,
+    )
+    base = alt.Chart(REPORTS).encode(
+        x=alt.X(
+            "step:Q", title="optimizer steps", scale=alt.Scale(nice=False, padding=12), axis=alt.Axis(tickMinStep=1)
+        ),
+        y=metric_axis(material, found),
+        color=rank_colour(material),
+        opacity=fade,
+        tooltip=[
+            alt.Tooltip("number:Q", title="trial"),
+            alt.Tooltip("outcome:N", title="ended"),
+            alt.Tooltip("rank:Q", title="rank"),
+            alt.Tooltip("step:Q", title="step"),
+            alt.Tooltip("value:Q", title=material.metric, format=".4~g"),
+            alt.Tooltip("rate:Q", title="learning rate", format=".3~g"),
+        ],
+    )
+    layers = [base.mark_line(strokeWidth=1.6).encode(detail="number:N"), base.mark_point(size=28, filled=True)]
+    caption = (
+        "One line a search trial, by rank. Strong: trained to the end. Faint: stopped early or not finished, at the "
+        "rung where it ended."
+    )
+    return Plot(name, title, caption, finish(alt.layer(*layers), f"{title}. {caption}"))
+
+
+def rates(material: Material) -> Plot:
+    """Learning rate and rank of every search trial, and how it ended."""
+    name, title = "rates", "Learning rate and rank"
+    searched = [t for t in material.trials if t.purpose == "search"]
+    if not searched:
+        return Plot(name, title, "Nothing to draw: there are no search trials.")
+    values = [v for t in searched if t.state == "COMPLETE" and (v := t.value(material.metric)) is not None]
+    shapes = alt.Shape(
+        "outcome:N",
+        title=None,
+        scale=alt.Scale(
+            domain=[o for o in OUTCOMES if o in (seen := {outcome(t) for t in searched})],
+            range=[SHAPES[o] for o in OUTCOMES if o in seen],
+        ),
+    )
+    base = (
+        alt.Chart(TRIALS)
+        .transform_filter("datum.purpose === 'search'")
+        .encode(
+            x=alt.X(
+                "rate:Q",
+                title="learning rate of the adapter",
+                scale=alt.Scale(type="log", nice=False, padding=20),
+                axis=alt.Axis(format=".0e", grid=True, tickCount=6),
+            ),
+            y=alt.Y("rank:Q", **rank_axis(material)),
+            shape=shapes,
+            tooltip=[
+                alt.Tooltip("number:Q", title="trial"),
+                alt.Tooltip("outcome:N", title="ended"),
+                alt.Tooltip("rate:Q", title="learning rate", format=".3~g"),
+                alt.Tooltip("rank:Q", title="rank"),
+                alt.Tooltip("value:Q", title=material.metric, format=".4~g"),
+                alt.Tooltip("step:Q", title="measured at step"),
+            ],
+        )
+    )
+    layers = [
+        base.transform_filter("datum.outcome !== 'complete'").mark_point(
+            size=70, strokeWidth=1.6, color="var(--faint)", opacity=0.9
+        )
+    ]
+    if values:
+        ramp = RAMP if material.minimize else RAMP[::-1]
+        layers.append(
+            base.transform_filter("datum.outcome === 'complete'")
+            .mark_point(size=150, filled=True, opacity=0.95)
+            .encode(
+                color=alt.Color(
+                    "value:Q",
+                    title=material.metric,
+                    scale=alt.Scale(type=scale_type(values), range=list(ramp), domain=[min(values), max(values)]),
+                )
+            )
+        )
+    caption = (
+        f"One mark a search trial. Filled and coloured: completed, by {material.metric} at the full budget, blue is "
+        "better. Grey outlines did not get there, so their values can't be compared; the shape says why."
+    )
+    return Plot(name, title, caption, finish(alt.layer(*layers), f"{title}. {caption}"))
+
+
+def importances(material: Material) -> Plot:
+    """Each searched parameter's share of importance."""
+    name, title = "importances", "Which parameters mattered"
+    found = material.importances
+    if found.missing is not None:
+        return Plot(name, title, f"Nothing to draw. {found.missing}")
+    rows = [{"parameter": key, "share": share} for key, share in found.shares.items()]
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        y=alt.Y("parameter:N", title=None, sort=None, axis=alt.Axis(labelLimit=200, ticks=False, domain=False)),
+        x=alt.X(
+            "share:Q", title="share of the importance", axis=alt.Axis(format=".0%"), scale=alt.Scale(domain=[0, 1])
+        ),
+        tooltip=[alt.Tooltip("parameter:N"), alt.Tooltip("share:Q", format=".1%")],
+    )
+    label = base.mark_text(align="left", dx=5).encode(text=alt.Text("share:Q", format=".0%"))
+    caption = (
+        f"Share of each searched parameter in what made the trials differ, by {found.method} over the {found.trials} "
+        f"search trials measured at step {found.fidelity}. It says what to tune with care, not in which direction."
+    )
+    if found.trials < 30:
+        caption += " From so few trials only large differences mean anything."
+    chart = alt.layer(base.mark_bar(color="var(--accent)", height={"band": 0.6}), label)
+    return Plot(name, title, caption, finish(chart, f"{title}. {caption}", height=34 * len(rows) + 20))
+
+
+PLOTS: tuple[Callable[[Material], Plot], ...] = (guarantee, ranks, curves, rates, importances)

@@ -1,0 +1,117 @@
+"""The answer in words: what to use, how sure that is, and what to bear in mind.
+
+Every sentence follows from the records. Knows nothing of pages or plots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ranksearch import analysis
+from ranksearch.decision import ERROR
+from ranksearch.records import TrialRecord
+from ranksearch.report.material import Material, outcome
+from ranksearch.report.text import count, show
+
+__all__ = ["Answer", "answer", "caveats"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the report opens with."""
+
+    tone: str
+    """decided, undecided or none."""
+    headline: str
+    sure: str
+    """How sure it is."""
+    why: str
+    """The numbers behind it."""
+    configuration: Mapping[str, Any]
+    """What it applies to, as records hold it; empty when there is nothing to recommend."""
+    configuration_title: str
+
+
+def answer(material: Material) -> Answer:
+    """The study's answer, or that it has none."""
+    decision = material.study.decision
+    if decision is None:
+        return _without_decision(material)
+    chosen, guess = decision.get("chosen_r"), decision.get("guess_r", decision.get("best_r"))
+    recommended = material.study.recommended or {}
+    points = {point["r"]: point for point in material.curve}
+    bound = points.get(chosen, {}).get("upper_bound")
+    why = decision.get("why", "")
+    if chosen is None:
+        sure = f"The data can't tell yet. Rank {guess} is a guess by the means, without a guarantee."
+        return Answer(
+            "undecided", f"Undecided; the best guess is rank {guess}", sure, why, recommended, "The best guess"
+        )
+    if bound is None:
+        sure = "There is nothing to be sure of: no other rank was compared with it."
+        return Answer("undecided", f"Rank {chosen}, the only one measured", sure, why, recommended, "Its configuration")
+    sure = (
+        f"Rank {chosen} loses at most {show(bound)} in {decision['metric']} against the best rank, where "
+        f"{show(decision['tolerance'])} is tolerated. A study that decides this way errs in at most "
+        f"{100 * ERROR:.3g} % of cases."
+    )
+    return Answer("decided", f"Use rank {chosen}", sure, why, recommended, "Recommended configuration")
+
+
+def _without_decision(material: Material) -> Answer:
+    study, metric = material.study, material.metric
+    state = {
+        "RUNNING": "The study is still running, or its driver went away; with --resume it goes on.",
+        "INTERRUPTED": "The study was interrupted before it could decide; with --resume it goes on.",
+        "DONE": "The study ended without a decision.",
+        "FAILED": "The study failed.",
+    }[study.state]
+    yet = " yet" if study.state in ("RUNNING", "INTERRUPTED") else ""
+    best = analysis.best_single(study, material.trials)
+    if best is None:
+        ends = Counter(outcome(trial) for trial in material.trials)
+        told = ", ".join(f"{number} {end}" for end, number in ends.most_common()) or "none was begun"
+        why = f"Not one of {count(len(material.trials), 'trial')} completed its training: {told}."
+        return Answer("none", f"No answer{yet}", state, why, {}, "")
+    completed = sum(t.purpose == "search" and t.state == "COMPLETE" for t in material.trials)
+    why = (
+        f"The best run so far is trial {best.number} at rank {best.config.r}: {metric} {show(best.value(metric))}. "
+        f"It is one run with one seed, picked as the best of {completed} completed: expect a repetition to be worse. "
+        "Whether a smaller rank would do as well is not known."
+    )
+    configuration = study.recommended or _configuration(best)
+    title = "The best guess" if study.recommended else f"Configuration of trial {best.number}"
+    return Answer("none", f"No decision{yet}", state, why, configuration, title)
+
+
+def _configuration(trial: TrialRecord) -> dict[str, Any]:
+    config = trial.config.plain()
+    own: dict[str, Any] = config.pop("method_parameters")
+    return config | own | {"max_steps": trial.max_steps}
+
+
+def caveats(material: Material) -> list[str]:
+    """What to bear in mind, one sentence or two each."""
+    study = material.study
+    decision = study.decision or {}
+    told = [*decision.get("notes", ()), *decision.get("left_out", ()), *study.plan.get("notes", ())]
+    told += [rung.warning for rung in analysis.rung_correlation(study, material.trials) if rung.warning]
+    last = analysis.last_rung(study, material.trials)
+    if last is not None and last.improved > _tolerance(material, last.after):
+        told.append(
+            f"Training had not settled: from step {last.fidelity} to {last.final} the median {material.metric} of "
+            f"{count(last.trials, 'completed search trial')} still went from {show(last.before)} to "
+            f"{show(last.after)}. The answer holds for {last.final} steps; larger ranks learn faster, so after longer "
+            "training a smaller one may do."
+        )
+    return told
+
+
+def _tolerance(material: Material, value: float) -> float:
+    if material.study.decision is not None:
+        return float(material.study.decision["tolerance"])
+    asked = material.study.spec["objective"]["tolerance"]
+    return float(asked["relative"]) * abs(value) if isinstance(asked, Mapping) else float(asked)

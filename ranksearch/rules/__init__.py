@@ -1,0 +1,27 @@
+"""Decision-flow rules: learned from evidence, drawn, and asked.
+
+Knows the evidence table; nothing of stores, searches or trainers.
+"""
+
+from ranksearch.rules.draw import flow_mermaid, flow_text
+from ranksearch.rules.learn import learn
+from ranksearch.rules.question import Question
+from ranksearch.rules.recommend import Alternative, Basis, Recommendation, recommend
+from ranksearch.rules.rule import Condition, Effect, Flow, Rule, Support, Verdict
+
+__all__ = [
+    "Alternative",
+    "Basis",
+    "Condition",
+    "Effect",
+    "Flow",
+    "Question",
+    "Recommendation",
+    "Rule",
+    "Support",
+    "Verdict",
+    "flow_mermaid",
+    "flow_text",
+    "learn",
+    "recommend",
+]

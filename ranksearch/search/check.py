@@ -1,0 +1,205 @@
+"""Checks a whole study before anything is trained: spec, data, model, targets and plan, all faults at once.
+
+It joins what the core, `data` and `training` find; it starts no Ray and loads no weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ranksearch.data import Prepared, check_data, check_own_code, load_tokenizer
+from ranksearch.errors import Fault, InputError, RankSearchError
+from ranksearch.lora import ModelFacts, ModuleFacts
+from ranksearch.plan import make_plan
+from ranksearch.search.setup import StudySetup, spec_as_data
+from ranksearch.search.worker import locate_model
+from ranksearch.spec import Examination, ModelSpec, examine_spec
+
+__all__ = ["Checked", "check_study", "plan_text"]
+
+Targets = Mapping[str | tuple[str, ...], Sequence[ModuleFacts]]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found out about a study."""
+
+    examined: Examination
+    prepared: Prepared | None
+    model: ModelFacts | None
+    targets: Targets
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def name(self) -> str | None:
+        """The study's name, where the spec is sound."""
+        return self.examined.spec.name if self.examined.spec is not None else None
+
+    def setup(self) -> StudySetup:
+        """The study, ready to run.
+
+        Raises:
+            InputError: With every fault, the plan's included.
+        """
+        spec = self.examined.spec
+        if self.faults or spec is None or self.prepared is None or self.model is None:
+            raise InputError(self.faults)
+        plan = make_plan(
+            spec,
+            self.model,
+            self.targets,
+            longest=self.prepared.max_length,
+            memory_mb=_memory_mb() if not spec.resources.gpus_per_trial else None,
+        )
+        return StudySetup(
+            spec=spec,
+            prepared=self.prepared,
+            model=self.model,
+            targets={choice: tuple(m.name for m in modules) for choice, modules in self.targets.items()},
+            plan=plan,
+            base_dir=self.examined.base_dir,
+        )
+
+    def spec_json(self) -> dict[str, Any] | None:
+        """The spec, resolved."""
+        return None if self.examined.spec is None else spec_as_data(self.examined.spec)
+
+    def as_json(self) -> dict[str, Any]:
+        """What `check --json` prints."""
+        model = None
+        if self.model is not None:
+            model = self.model.model_dump(mode="json", exclude={"modules"}) | {
+                "targets": {str(choice): [m.name for m in modules] for choice, modules in self.targets.items()}
+            }
+        return {
+            "ok": not self.faults,
+            "faults": [{"rule": f.rule, "got": f.got, "place": f.place, "remedy": f.remedy} for f in self.faults],
+            "notes": list(self.notes),
+            "data": None if self.prepared is None else self.prepared.facts,
+            "model": model,
+        }
+
+    def summary(self) -> str:
+        """What was found, in a few lines."""
+        lines = []
+        if self.prepared is not None:
+            p = self.prepared
+            rows = f"{len(p.train)} rows to train on, {len(p.eval)} to compare by, {len(p.test)} for the last look"
+            lines.append(f"{rows}; {len(p.labels)} classes; at most {p.max_length} tokens" if p.labels else rows)
+        if self.model is not None:
+            m = self.model
+            lines.append(f"{m.architecture}: {m.parameters / 1e6:.1f} M parameters, {m.blocks} blocks")
+            lines += [f"target_modules {c}: {len(modules)} layers" for c, modules in self.targets.items()]
+        return "\n".join(lines)
+
+
+def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
+    """Finds every fault of a study.
+
+    Raises:
+        SpecError: When the spec can't be read as YAML at all.
+        StoreError: When the asset cache can't be written.
+    """
+    examined = examine_spec(path, overrides)
+    faults, notes = list(examined.faults), list[str]()
+    located, tokenizer = None, None
+    if examined.model is not None:
+        located, tokenizer, more = _tokenizer(examined.model, examined.base_dir)
+        faults += more
+    prepared = None
+    if examined.data is not None and examined.task in ("classification", "generation"):
+        seed = examined.spec.seed if examined.spec is not None else 0
+        task: Any = examined.task
+        data = check_data(examined.data, task, examined.base_dir, tokenizer, seed)
+        prepared = data.prepared
+        faults += data.faults
+        notes += data.notes
+    model: ModelFacts | None = None
+    targets: Targets = {}
+    if located is not None and tokenizer is not None and examined.model is not None and examined.task is not None:
+        model, more = _inspect(examined, located, len(prepared.labels) if prepared is not None else 2)
+        faults += more
+    if model is not None and examined.parameters is not None:
+        targets, more, told = _targets(examined, model)
+        faults += more
+        notes += told
+    return Checked(examined, prepared, model, targets, tuple(faults), tuple(notes))
+
+
+def plan_text(setup: StudySetup) -> str:
+    """The plan in a few lines."""
+    p, spec = setup.plan, setup.spec
+    size = "without end" if p.distinct_configurations is None else f"{p.distinct_configurations} configurations"
+    rungs = ", ".join(map(str, p.rungs))
+    parameters = ", ".join(f"r={r}: {n:,}" for r, n in p.trainable_parameters.items())
+    return "\n".join(
+        [
+            f"{spec.name}: strategy {spec.strategy}, space {size}",
+            f"search: {p.configurations} configurations, evaluated at steps {rungs} (batch {p.reference_batch_size})",
+            f"decision: up to {p.finalists} ranks x {p.seeds} fresh seeds = {p.decision_runs} runs of {p.rungs[-1]} steps",
+            f"steps: about {p.search_steps_likely + p.decision_steps}, at most {p.search_steps_most + p.decision_steps} "
+            f"(about {100 * p.fraction_of_grid_likely:.0f} % of an exhaustive grid of 56)",
+            f"trainable parameters: {parameters}",
+            f"memory: about {p.memory_mb_per_trial:.0f} MiB a trial; disk: about {p.disk_mb:.0f} MiB",
+        ]
+    )
+
+
+def _tokenizer(model: ModelSpec, base_dir: Path) -> tuple[str | None, Any, list[Fault]]:
+    try:
+        located = locate_model(model, base_dir)
+        check_own_code(located, model.revision, model.trust_remote_code)
+        return located, load_tokenizer(located, model.revision, model.trust_remote_code), []
+    except InputError as error:
+        return None, None, list(error.faults) or [_as_fault(error, model)]
+
+
+def _inspect(examined: Examination, located: str, labels: int) -> tuple[ModelFacts | None, list[Fault]]:
+    from ranksearch.training import ModelSource, inspect_model
+
+    model = examined.model
+    if model is None or examined.task is None:
+        return None, []
+    source = ModelSource(
+        located, name=model.id, revision=model.revision, dtype=model.dtype, trust_remote_code=model.trust_remote_code
+    )
+    try:
+        return inspect_model(source, examined.task, labels), []
+    except InputError as error:
+        return None, list(error.faults) or [_as_fault(error, model)]
+
+
+def _targets(examined: Examination, model: ModelFacts) -> tuple[Targets, list[Fault], list[str]]:
+    from ranksearch.training import rank_faults, resolve_targets
+
+    space = examined.parameters
+    targets: dict[str | tuple[str, ...], Sequence[ModuleFacts]] = {}
+    faults: list[Fault] = []
+    notes: list[str] = []
+    if space is None:
+        return targets, faults, notes
+    by_name = {m.name: m for m in model.modules}
+    for choice in space.targets():
+        try:
+            resolved = resolve_targets(choice, model)
+        except InputError as error:
+            faults += error.faults
+            continue
+        targets[choice] = [by_name[name] for name in resolved.names]
+        notes += resolved.notes
+        faults += rank_faults(max(space.ranks()), resolved.names, model)
+    return targets, faults, notes
+
+
+def _as_fault(error: RankSearchError, model: ModelSpec) -> Fault:
+    return Fault("the model must load", str(error), f"model {model.id}", "Mend or replace it.")
+
+
+def _memory_mb() -> float:
+    """Memory of this machine in MiB."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**20

@@ -1,0 +1,61 @@
+"""Training: a workbench that is loaded once, and adapter runs on it, one after the other or side by side.
+
+Knows nothing of Ray, Optuna, MLflow or where records lie. Names are imported when first used, so that what is pure
+here (`targets`) costs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ranksearch.training.adapter_run import AdapterRun, evaluate_saved
+    from ranksearch.training.device import pin_threads, resolve_precision
+    from ranksearch.training.failures import Diverged, OutOfMemory
+    from ranksearch.training.loop import Outcome, train
+    from ranksearch.training.model import ModelSource, inspect_model
+    from ranksearch.training.targets import Targets, rank_faults, resolve_targets, shortest_suffixes
+    from ranksearch.training.workbench import Workbench
+
+__all__ = [
+    "AdapterRun",
+    "Diverged",
+    "ModelSource",
+    "OutOfMemory",
+    "Outcome",
+    "Targets",
+    "Workbench",
+    "evaluate_saved",
+    "inspect_model",
+    "pin_threads",
+    "rank_faults",
+    "resolve_precision",
+    "resolve_targets",
+    "shortest_suffixes",
+    "train",
+]
+
+_HOME = {
+    "AdapterRun": "adapter_run",
+    "Diverged": "failures",
+    "ModelSource": "model",
+    "OutOfMemory": "failures",
+    "Outcome": "loop",
+    "Targets": "targets",
+    "Workbench": "workbench",
+    "evaluate_saved": "adapter_run",
+    "inspect_model": "model",
+    "pin_threads": "device",
+    "rank_faults": "targets",
+    "resolve_precision": "device",
+    "resolve_targets": "targets",
+    "shortest_suffixes": "targets",
+    "train": "loop",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

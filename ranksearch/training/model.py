@@ -1,0 +1,220 @@
+"""Loads a base model, or only its facts, and refuses by name what can't be trained.
+
+No question is asked, no code of a model's own is run unless the spec says so, and no pickle is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import constants as hub
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from ranksearch.errors import DataError, Fault
+from ranksearch.lora import ModelFacts
+from ranksearch.training.facts import head_modules, model_facts
+
+__all__ = ["Loaded", "ModelSource", "inspect_model", "load_model"]
+
+_NO_PICKLE = "the weights must be in safetensors files: a pickle can run code when it is opened"
+_CLASSES = {"classification": AutoModelForSequenceClassification, "generation": AutoModelForCausalLM}
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """Where a base model comes from."""
+
+    path: str
+    """A local folder or a hub id."""
+    name: str | None = None
+    """As the spec names it; null = the path."""
+    revision: str | None = None
+    """Git revision on the hub."""
+    dtype: str = "auto"
+    """"auto", "float32", "bfloat16" or "float16": what the weights are held in."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the model may run."""
+
+    @property
+    def label(self) -> str:
+        """What messages call it."""
+        return self.name or self.path
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A base model with its weights."""
+
+    model: PreTrainedModel
+    fresh: frozenset[str]
+    """Parameters of the head that the checkpoint has no values for: each run draws them from its seed."""
+    notes: tuple[str, ...]
+
+
+def inspect_model(source: ModelSource, task: str, num_labels: int) -> ModelFacts:
+    """A model's facts, without reading its weights.
+
+    Args:
+        source: The model.
+        task: "classification" or "generation".
+        num_labels: Classes; ignored for generation.
+
+    Raises:
+        DataError: When there is no such model, or it can't be used for the task.
+    """
+    config = _config(source, task, num_labels)
+    with _silence(), torch.device("meta"):
+        model: PreTrainedModel = _CLASSES[task].from_config(config, trust_remote_code=source.trust_remote_code)
+    return model_facts(model, source.label)
+
+
+def load_model(source: ModelSource, task: str, num_labels: int, dtype: torch.dtype) -> Loaded:
+    """A model with its weights, frozen, on the CPU.
+
+    Args:
+        source: The model.
+        task: "classification" or "generation".
+        num_labels: Classes; ignored for generation.
+        dtype: What the weights are converted to while they are read.
+
+    Raises:
+        DataError: When there is no such model, it can't be used for the task, or its weights are unsafe or incomplete.
+    """
+    config = _config(source, task, num_labels)
+    _refuse_pickle(source)
+    with _silence(), torch.random.fork_rng(devices=[]):
+        try:
+            model, info = _CLASSES[task].from_pretrained(
+                source.path,
+                config=config,
+                revision=source.revision,
+                trust_remote_code=source.trust_remote_code,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=not (Path(source.path).is_dir() or _online()),
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except Exception as error:  # safetensors, the hub's client and transformers share no root
+            raise DataError(_unloadable(source, error)) from error
+    heads = head_modules(model)
+    mismatched = {str(entry[0]) for entry in info["mismatched_keys"]}
+    absent = set(info["missing_keys"]) | mismatched
+    broken = sorted(n for n in absent if not any(n == head or n.startswith(f"{head}.") for head in heads))
+    if broken:
+        shown = ", ".join(broken[:3]) + (f" and {len(broken) - 3} more" if len(broken) > 3 else "")
+        rule = "a checkpoint must hold every weight of its base model, in the shape that config.json says"
+        remedy = "Save the model again with save_pretrained, or take another."
+        raise DataError(Fault(rule, f"none, or another shape, for {shown}", source.label, remedy))
+    notes = []
+    if mismatched:
+        notes.append(
+            f"{source.label} has a head for another number of classes ({', '.join(sorted(mismatched))}): it is replaced."
+        )
+    model.requires_grad_(False)
+    model.eval()
+    return Loaded(model, frozenset(absent), tuple(notes))
+
+
+def _config(source: ModelSource, task: str, num_labels: int) -> Any:
+    """The model's configuration, checked."""
+    folder = Path(source.path)
+    looks_local = folder.is_absolute() or source.path.startswith((".", "~")) or source.path.count("/") > 1
+    if not folder.is_dir() and looks_local:
+        rule = "the model must be a folder with a config.json, or a hub id"
+        raise DataError(Fault(rule, "no such folder", source.path, "Correct the path."))
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        rule = "a model folder must hold a config.json"
+        raise DataError(Fault(rule, "none", source.path, "Save the model there with save_pretrained."))
+    labels = {"num_labels": num_labels} if task == "classification" else {}
+    with _silence():
+        try:
+            config = AutoConfig.from_pretrained(
+                source.path,
+                revision=source.revision,
+                trust_remote_code=source.trust_remote_code,
+                local_files_only=not (folder.is_dir() or _online()),
+                **labels,
+            )
+        except Exception as error:  # the hub's client and transformers share no root
+            raise DataError(_unloadable(source, error)) from error
+    if getattr(config, "is_encoder_decoder", False):
+        rule = "the model must be an encoder or a decoder"
+        got = f"{config.model_type}, an encoder-decoder"
+        raise DataError(Fault(rule, got, source.label, "Take an encoder such as BERT or a decoder such as Llama."))
+    named = getattr(config, "auto_map", None) or {}
+    own_class = source.trust_remote_code and _CLASSES[task].__name__ in named
+    if type(config) not in _CLASSES[task]._model_mapping and not own_class:
+        rule = f"the model's family must have a class for {task} in transformers"
+        raise DataError(Fault(rule, str(config.model_type), source.label, "Take a model of another family."))
+    config.use_cache = False
+    return config
+
+
+def _refuse_pickle(source: ModelSource) -> None:
+    folder = Path(source.path)
+    if not folder.is_dir() or any(folder.glob("*.safetensors")):
+        return
+    found = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack") for p in folder.glob(pattern))
+    remedy = "Load them once where you trust them, and save with save_pretrained(..., safe_serialization=True)."
+    raise DataError(Fault(_NO_PICKLE, ", ".join(found) or "no weights", source.path, remedy))
+
+
+def _unloadable(source: ModelSource, error: Exception) -> Fault:
+    text = " ".join(str(error).split())
+    if "trust_remote_code" in text:
+        rule = "the model must be one that transformers knows: ranksearch does not run the code that a model brings along"
+        got = "a model that needs its own code (auto_map in config.json)"
+        remedy = "Take a model of a known family; or set model.trust_remote_code to true if you trust its code."
+        return Fault(rule, got, source.label, remedy)
+    got = f"{type(error).__name__}: {text[:300]}"
+    if Path(source.path).is_dir():
+        return Fault("the model must load", got, source.path, "Mend or replace the folder.")
+    if "safetensors" in text and "does not appear" in text:
+        return Fault(_NO_PICKLE, "none", source.label, "Take a revision or a copy that has them.")
+    rule = "a hub model must exist and be reachable, or lie in the hub's cache"
+    remedy = (
+        "Check the id and the network; without one, download the model elsewhere, and name its folder; "
+        "or take an `asset:` model."
+    )
+    return Fault(rule, got if _online() else "no network, and no copy in the cache", source.label, remedy)
+
+
+@functools.cache
+def _online() -> bool:
+    """Whether the hub answers. Its client tries for half a minute where there is no network."""
+    if hub.HF_HUB_OFFLINE:
+        return False
+    if urllib.request.getproxies():
+        return True  # only the client knows its way through a proxy
+    host = urllib.parse.urlsplit(hub.ENDPOINT)
+    try:
+        with socket.create_connection((host.hostname or "", host.port or 443), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keeps transformers' bars and its report of a new head off stderr; what matters is said by us."""
+    level = transformers_logging.get_verbosity()
+    bars = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

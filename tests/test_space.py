@@ -1,0 +1,110 @@
+"""The space: domains, their faults, and the configurations that they make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ranksearch.space import PARAMETERS, Choices, Fixed, IntRange, LogRange, read_space
+
+BASE: dict[str, Any] = {"r": {"choices": [2, 4]}, "learning_rate": 1e-3}
+
+
+def space(**changes: Any) -> Any:
+    found, faults = read_space(BASE | changes)
+    assert not faults, [str(f) for f in faults]
+    assert found is not None
+    return found
+
+
+def fault(**changes: Any) -> str:
+    found, faults = read_space(BASE | changes)
+    assert found is None
+    (one,) = faults
+    return str(one)
+
+
+def test_numeric_choices_are_sorted_because_their_order_means_something() -> None:
+    assert space(r={"choices": [64, 2, 8]}).domains["r"] == Choices((2, 8, 64))
+
+
+def test_a_single_choice_or_an_empty_range_is_a_fixed_value() -> None:
+    assert space(r={"choices": [8]}).domains["r"] == Fixed(8)
+    assert space(r={"int": [4, 4]}).domains["r"] == Fixed(4)
+
+
+def test_a_finite_space_knows_its_size_and_lists_every_point_once() -> None:
+    found = space(lora_alpha={"choices": [16, 32, 64]}, r={"int": [2, 5]})
+    points = list(found.points())
+    assert found.size == len(points) == 12
+    assert len({found.config(p).key for p in points}) == 12
+
+
+def test_a_continuous_range_has_no_size() -> None:
+    found = space(learning_rate={"log": [1e-4, 1e-2]})
+    assert found.size is None
+    assert found.domains["learning_rate"] == LogRange(1e-4, 1e-2)
+
+
+def test_alpha_ratio_multiplies_the_rank_and_may_be_fractional() -> None:
+    found = space(alpha_ratio={"choices": [0.75, 2]}, r={"int": [2, 4]})
+    assert found.config({"r": 3, "alpha_ratio": 0.75}).lora_alpha == 2.25
+    assert found.config({"r": 3, "alpha_ratio": 2}).lora_alpha == 6
+
+
+def test_layer_group_rates_default_to_one() -> None:
+    config = space(layer_group_lr={"top": 2}).config({"r": 2})
+    assert (config.layer_group_lr.bottom, config.layer_group_lr.middle, config.layer_group_lr.top) == (1, 1, 2)
+
+
+def test_names_of_modules_may_be_a_list_and_choices_of_lists() -> None:
+    found = space(target_modules={"choices": [["query", "value"], "all-linear"]})
+    assert found.targets() == (("query", "value"), "all-linear")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"r": {"choices": []}}, "not empty"),
+        ({"r": {"choices": [2, 2]}}, "more than once"),
+        ({"r": {"log": [2, 64]}}, "choices or int"),
+        ({"r": 2.5}, "whole number"),
+        ({"r": 0}, "at least 1"),
+        ({"learning_rate": {"log": [0, 1e-3]}}, "above 0"),
+        ({"learning_rate": {"log": [1e-2, 1e-3]}}, "from low to high"),
+        ({"learning_rate": {"log": [1e-3]}}, "[low, high]"),
+        ({"learning_rate": {"log": [1e-3, "x"]}}, "numbers"),
+        ({"learning_rate": {"loguniform": [1e-3, 1e-2]}}, "exactly one of the keys"),
+        ({"learning_rate": float("nan")}, "number"),
+        ({"learning_rate": True}, "number"),
+        ({"lora_dropout": 1}, "below 1"),
+        ({"use_rslora": "yes"}, "true or false"),
+        ({"method": "lorra"}, "Did you mean `lora`"),
+        ({"lora_r": 8}, "Did you mean `r`"),
+        ({"layer_group_lr": 2}, "bottom, middle, top"),
+        ({"target_modules": []}, "preset"),
+        ({"lora_alpha": 16, "alpha_ratio": 2}, "only one of"),
+    ],
+)
+def test_an_impossible_domain_is_one_fault_with_its_rule(changes: dict[str, Any], words: str) -> None:
+    assert words in fault(**changes)
+
+
+def test_what_must_be_given_is_named() -> None:
+    _, faults = read_space({})
+    assert [f.place for f in faults] == ["space.r", "space.learning_rate"]
+
+
+def test_every_parameter_of_the_table_reaches_the_configuration() -> None:
+    config = space().config({"r": 2}).plain()
+    for name in PARAMETERS:
+        top = name.split(".")[0]
+        assert top in config or top == "alpha_ratio"
+
+
+def test_plain_is_what_the_spec_would_write() -> None:
+    found = space(layer_group_lr={"top": {"log": [0.3, 3]}}, r={"int": [2, 5]})
+    again, faults = read_space({k: v for k, v in found.plain().items()})
+    assert not faults and again == found
+    assert found.domains["r"] == IntRange(2, 5)

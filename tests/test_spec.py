@@ -1,0 +1,148 @@
+"""The spec: what is read, what is refused, and how the faults are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ranksearch.errors import SpecError
+from ranksearch.spec import METRICS, examine_spec, load_spec
+from ranksearch.yamlfile import YamlFault, parse_yaml
+
+GOOD: dict[str, Any] = {
+    "name": "a-study",
+    "task": "classification",
+    "model": "./model",
+    "data": {"train": "train.csv"},
+    "space": {"r": {"choices": [2, 4]}, "learning_rate": {"log": [1e-4, 1e-2]}},
+}
+
+
+def write(folder: Path, **changes: Any) -> Path:
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump(GOOD | changes))
+    return path
+
+
+def faults(folder: Path, **changes: Any) -> list[str]:
+    return [str(f) for f in examine_spec(write(folder, **changes)).faults]
+
+
+def test_a_short_spec_is_filled_with_the_documented_defaults(tmp_path: Path) -> None:
+    spec = load_spec(write(tmp_path))
+    assert (spec.data.eval_fraction, spec.data.text, spec.data.bad_rows) == (0.15, "text", "refuse")
+    assert (spec.objective.metric, spec.objective.direction, spec.objective.tolerance) == ("eval/nll", "minimize", 0.03)
+    config = spec.parameters.config({"r": 4, "learning_rate": 1e-3})
+    assert (config.lora_alpha, config.batch_size, config.target_modules) == (32, 32, "all-linear")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5e-5", 5e-5), ("1e-2", 0.01), ("1.0E+3", 1000.0), ("0x10", 16), ("no", "no"), ("1:30", "1:30"), ("~", None)],
+)
+def test_scalars_are_read_by_yaml_1_2(text: str, value: object) -> None:
+    assert parse_yaml(f"key: {text}") == {"key": value}
+
+
+def test_a_key_given_twice_is_refused_with_both_lines() -> None:
+    with pytest.raises(YamlFault, match="line 3.*`a` stands twice.*line 1"):
+        parse_yaml("a: 1\nb: 2\na: 3\n")
+
+
+def test_yaml_that_builds_objects_is_refused() -> None:
+    with pytest.raises(YamlFault):
+        parse_yaml("a: !!python/object/apply:os.getcwd []")
+
+
+def test_rules_over_several_keys_are_told_beside_simple_faults(tmp_path: Path) -> None:
+    found = faults(
+        tmp_path,
+        name="no / name",
+        budget={"min_steps": 200, "max_steps": 100, "trials": 0},
+        data={"train": "t.csv", "eval_fraction": 0.6, "test_fraction": 0.6},
+    )
+    assert len(found) == 4
+    assert any("min_steps=200, max_steps=100" in f for f in found)
+    assert any("data.eval_fraction + data.test_fraction" in f and "1.2" in f for f in found)
+
+
+def test_fractions_count_only_where_a_part_is_split_off(tmp_path: Path) -> None:
+    assert not faults(tmp_path, data={"train": "t.csv", "test": "x.csv", "eval_fraction": 0.6, "test_fraction": 0.6})
+
+
+def test_an_unknown_metric_is_never_taken_for_a_known_one(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, objective={"metric": "eval_loss"})
+    assert all(metric in fault for metric in METRICS)
+    assert "Did you mean" not in fault
+
+
+def test_a_wrong_direction_is_a_fault(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, objective={"metric": "eval/accuracy", "direction": "minimize"})
+    assert "objective.direction" in fault and "maximize" in fault
+
+
+def test_a_metric_of_the_other_task_is_a_fault(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, objective={"metric": "eval/chrf", "direction": "maximize"})
+    assert "classification" in fault
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, budget={"trails": 8})
+    assert "budget.trails" in fault and "`trials`" in fault
+
+
+def test_text_that_looks_like_a_number_is_refused(tmp_path: Path) -> None:
+    found = faults(tmp_path, budget={"trials": "8"}, seeds="3")
+    assert len(found) == 2 and all("whole number" in f for f in found)
+
+
+@pytest.mark.parametrize("strategy", ["grid", "random"])
+def test_an_exhaustive_strategy_refuses_another_sampler(tmp_path: Path, strategy: str) -> None:
+    space = {"r": {"choices": [2, 4]}, "learning_rate": 1e-3}
+    (fault,) = faults(tmp_path, strategy=strategy, sampler="tpe", space=space)
+    assert f"sampler: {strategy}" in fault
+    assert not faults(tmp_path, strategy=strategy, space=space)
+
+
+def test_a_grid_must_be_finite_and_fit_its_trials(tmp_path: Path) -> None:
+    (endless,) = faults(tmp_path, strategy="grid")
+    assert "learning_rate" in endless
+    space = {"r": {"choices": [2, 4, 8]}, "learning_rate": {"choices": [1e-3, 1e-2]}}
+    (small,) = faults(tmp_path, strategy="grid", space=space, budget={"trials": 5})
+    assert "6 points" in small
+
+
+def test_overrides_change_single_keys_and_read_yaml(tmp_path: Path) -> None:
+    spec = load_spec(write(tmp_path), ["budget.trials=8", "space.r={choices: [8, 16]}", "model.revision=abc"])
+    assert (spec.budget.trials, spec.parameters.ranks(), spec.model.id, spec.model.revision) == (
+        8,
+        (8, 16),
+        "./model",
+        "abc",
+    )
+
+
+def test_an_override_without_a_value_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="KEY=VALUE"):
+        load_spec(write(tmp_path), ["budget.trials"])
+
+
+@pytest.mark.parametrize("content", [b"", b"- a\n- b\n", b"\xff\xfe\x00", b"a: [1, 2", b"just words"])
+def test_a_file_that_is_no_spec_gives_one_message(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match=r"spec\.yaml"):
+        examine_spec(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"nowhere\.yaml"):
+        examine_spec(tmp_path / "nowhere.yaml")
+
+
+def test_sections_that_are_no_mappings_are_named(tmp_path: Path) -> None:
+    found = faults(tmp_path, data="train.csv", budget=[1], space="r")
+    assert len(found) == 3
