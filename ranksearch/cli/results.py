@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ranksearch.cli.common import json_option, say, stdout_for_json, told
+from ranksearch.cli.common import json_option, stdout_for_json, told
 
 __all__ = ["export", "list_studies", "report", "status"]
 
@@ -81,8 +81,5 @@ def export(source: str, target: str, out: Path, allow_loss: bool) -> None:
     from ranksearch.export import read_source
     from ranksearch.store import Store, default_home
 
-    exported = write(read_source(source, Store(default_home())), target, out, allow_loss=allow_loss)
-    for path in exported.paths:
+    for path in write(read_source(source, Store(default_home())), target, out, allow_loss=allow_loss):
         told(str(path))
-    for lost in exported.lost:
-        say(f"Not expressed: {lost}")

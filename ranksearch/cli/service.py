@@ -43,4 +43,15 @@ def sync(study: str, tracking_uri: str | None) -> None:
     home = default_home()
     folder = Store(home).open(study)
     record = folder.study()
-    replay(folder.path, record, uri=tracking_uri, home=home, notify=say)
+    tracking = record.spec["tracking"]
+    with folder.lease():
+        sent = replay(
+            folder.path,
+            record,
+            folder.trials(),
+            tracking_uri or tracking["uri"],
+            tracking["experiment"],
+            home,
+            say,
+        )
+    say(f"All of {study} is in MLflow at {sent['tracking_uri']}, run {sent['parent_run_id']}.")

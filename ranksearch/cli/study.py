@@ -138,9 +138,9 @@ def _search(spec: Path, overrides: tuple[str, ...], address: str | None, resume:
         )
         progress.known({t.number: t for t in folder.trials()})
         tracking = setup.spec.tracking
-        tracker = Tracker(
-            folder.path, record, uri=tracking.uri, experiment=tracking.experiment, home=store.home, notify=progress.message
-        )
+        tracker = Tracker(folder.path, record, tracking.uri, tracking.experiment, store.home, progress.message)
+        for trial in folder.trials():
+            tracker.publish_trial(trial)
         try:
             with progress:
                 record = run_study(
@@ -151,8 +151,9 @@ def _search(spec: Path, overrides: tuple[str, ...], address: str | None, resume:
                 update={"result": result_json(record, trials, tracker.describe(), str(folder.path))}
             )
             folder.write_study(record)
-            tracker.attach(write_report(record, trials, folder.path / "report"))
-            tracker.study(record)
+            write_report(record, trials, folder.path / "report")
+            tracker.attach(folder.path / "report", "report")
+            tracker.publish_study(record)
         finally:
             tracker.close()
         # Only a writer that has drained knows every id of the server's.

@@ -41,6 +41,8 @@ def choose_length(lengths: npt.NDArray[np.int64], given: int | None, limit: int,
     """
     if given is not None:
         return given, "given"
+    if not len(lengths):
+        return limit, "no rows"
     covering = int(np.quantile(lengths, COVERED, method="higher"))
     found = min(covering, limit)
     why = f"covers {float((lengths <= found).mean()):.1%} of the training rows"
@@ -65,12 +67,14 @@ def finish(
     """
     faults = [
         Fault(
-            f"{part} must keep at least one row", f"none of {len(dataset.parts[part])} at max_length {max_length}",
-            dataset.parts[part].files[0].name, "Raise `data.max_length`, or give other rows.",
+            f"{part} must keep at least one row",
+            f"none of {len(dataset.parts[part])} at max_length {max_length}",
+            dataset.parts[part].files[0].name,
+            "Raise `data.max_length`, or give other rows.",
         )
         for part in PARTS
         if not len(kept[part])
-    ]  # fmt: skip
+    ]
     if faults:
         raise DataError(faults)
     described = describe(kept, dataset.labels)
@@ -82,11 +86,20 @@ def finish(
         share = float((splits["train"].ids == unknown).mean())
         if share > _UNKNOWN_SHARE:
             notes.append(f"{share:.0%} of the training tokens are unknown to this tokenizer: it hardly fits the data")
-    notes.append(", ".join(f"{part}: {counted(len(kept[part]), 'row')}, {len(splits[part].ids):,} tokens" for part in PARTS))
+    notes.append(
+        ", ".join(f"{part}: {counted(len(kept[part]), 'row')}, {len(splits[part].ids):,} tokens" for part in PARTS)
+    )
     return Prepared(
-        dataset.task, splits["train"], splits["eval"], splits["test"], dataset.labels, _pad_id(tokenizer, notes), max_length,
-        {**dataset.facts, "parts": described, **facts}, tuple(notes),
-    )  # fmt: skip
+        dataset.task,
+        splits["train"],
+        splits["eval"],
+        splits["test"],
+        dataset.labels,
+        _pad_id(tokenizer, notes),
+        max_length,
+        {**dataset.facts, "parts": described, **facts},
+        tuple(notes),
+    )
 
 
 def batches(rows: int) -> Iterator[slice]:
@@ -105,5 +118,6 @@ def _pad_id(tokenizer: PreTrainedTokenizerBase, notes: list[str]) -> int:
     if tokenizer.pad_token_id is not None:
         return int(tokenizer.pad_token_id)
     found = next((i for i in (tokenizer.eos_token_id, tokenizer.unk_token_id) if i is not None), 0)
-    notes.append(f"the tokenizer has no padding token: batches are filled up with {tokenizer.convert_ids_to_tokens(found)!r}, masked out")
+    token = tokenizer.convert_ids_to_tokens(found)
+    notes.append(f"the tokenizer has no padding token: batches are filled up with {token!r}, masked out")
     return int(found)

@@ -1,7 +1,7 @@
-"""The tables of the asset catalogue -> rows with the columns that a spec expects: text and label, or prompt, completion.
+"""The tables among the assets -> rows with the columns that a spec expects: text and label, or prompt and completion.
 
-Knows how each package writes its data, and nothing of fetching it. A prompt ends in a line break, so that the completion
-starts on a line of its own.
+Knows how each package writes its data, and nothing of fetching it. A prompt ends in a line break, so that the
+completion starts on a line of its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def read_asset(name: str, wanted: Sequence[str]) -> Table:
     found = asset(name)
     if found.kind not in ("classification", "generation"):
         got = f"`{name}`, which is a model ({found.kind})"
-        raise DataError(Fault("data must be a table", got, f"asset:{name}", "`ranksearch assets list` gives the tables."))
+        raise DataError(
+            Fault("data must be a table", got, f"asset:{name}", "`ranksearch assets list` gives the tables.")
+        )
     path = fetch(name)
     pairs = _django(path, found.inside) if name.startswith("django-") else _READERS[name](path)
     columns = ("text", "label") if found.kind == "classification" else ("prompt", "completion")
@@ -82,11 +84,18 @@ def _spam(path: Path) -> Pairs:
 def _reviews(path: Path) -> Pairs:
     """The package joins two sets; these are the single sentences of one of them."""
     rows = _csv(path, "text", "label")
-    return [(text, "positive" if mark == "1" else "negative") for text, mark, row in rows if row["source"] == "rotten_tomatoes"]
+    return [
+        (text, "positive" if mark == "1" else "negative")
+        for text, mark, row in rows
+        if row["source"] == "rotten_tomatoes"
+    ]
 
 
 def _dialogue(path: Path) -> Pairs:
-    return [(prompt.strip() and f"{prompt.strip()}\n", reply.strip()) for prompt, reply, _ in _csv(path, "statement", "reply")]
+    return [
+        (prompt.strip() and f"{prompt.strip()}\n", reply.strip())
+        for prompt, reply, _ in _csv(path, "statement", "reply")
+    ]
 
 
 def _sentiment(path: Path) -> Pairs:
@@ -117,7 +126,12 @@ def _docstrings(folder: Path) -> Pairs:
             pairs.update(dict.fromkeys(_functions(path.read_bytes())))
     if not pairs:
         raise DataError(
-            Fault("the standard library must be there as sources", f"none in {folder}", "asset:stdlib-docstrings", "Use a Python that ships them.")
+            Fault(
+                "the standard library must be there as sources",
+                f"none in {folder}",
+                "asset:stdlib-docstrings",
+                "Use a Python that ships them.",
+            )
         )
     return list(pairs)
 
@@ -131,8 +145,7 @@ def _functions(source: bytes) -> Iterator[tuple[str, str]]:
     except SyntaxError:  # some files are broken on purpose, as samples for tools
         return
     lines = decode_source(source).split("\n")
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    for node in sorted(found, key=lambda n: n.lineno):
+    for node in _defined(tree.body):
         doc = node.body[0]
         text = ast.get_docstring(node, clean=False)
         apart = len(node.body) > 1 and node.body[1].lineno > (doc.end_lineno or 0) and doc.lineno > node.lineno
@@ -140,6 +153,17 @@ def _functions(source: bytes) -> Iterator[tuple[str, str]]:
             start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             kept = lines[start - 1 : doc.lineno - 1] + lines[doc.end_lineno : node.end_lineno]
             yield textwrap.dedent("\n".join(kept)) + "\n", inspect.cleandoc(text)
+
+
+def _defined(body: Sequence[ast.AST]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """All functions in these statements, in their order; expressions, where there can be none, are not walked."""
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield statement
+        for part in ("body", "handlers", "cases", "orelse", "finalbody"):
+            inner = getattr(statement, part, [])
+            if isinstance(inner, list):  # a lambda's or a conditional's is an expression
+                yield from _defined(inner)
 
 
 def _django(folder: Path, language: str) -> Pairs:
@@ -152,7 +176,12 @@ def _django(folder: Path, language: str) -> Pairs:
     if not files:
         known = sorted(p.name for p in (folder / "conf" / "locale").iterdir() if p.name != "en")
         raise DataError(
-            Fault("a language must be one that Django ships", f"`{language}`", f"asset:django-{language}", f"There are {', '.join(known)}.")
+            Fault(
+                "a language must be one that Django ships",
+                f"`{language}`",
+                f"asset:django-{language}",
+                f"There are {', '.join(known)}.",
+            )
         )
     pairs: dict[tuple[str, str], None] = {}
     for name in files:

@@ -5,6 +5,7 @@ A turn that the template can't show is named, never turned into text by accident
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,13 +56,17 @@ def render_chat(turns: Sequence[Turn], render: Render) -> Chat:
         raise Unshown("no answer")
     try:
         text = render(plain, False)
-        spans = tuple(_span(plain, k, text, render) for k, turn in enumerate(plain) if turn["role"] == "assistant" and _says(turn))
+        spans = tuple(
+            _span(plain, k, text, render) for k, turn in enumerate(plain) if turn["role"] == "assistant" and _says(turn)
+        )
     except Unshown:
         raise
     except Exception as error:  # a template may raise anything, its own complaints included
         raise Unshown("template", str(error).strip().split("\n")[0][:120]) from error
     for turn in plain:
-        if turn["content"].strip() not in text:
+        content = turn["content"].strip()
+        # Some templates show what a tool gave as JSON, line breaks and quotes escaped.
+        if content not in text and json.dumps(content, ensure_ascii=False)[1:-1] not in text:
             raise Unshown("not shown", f"role {turn['role']}")
     return Chat(text, spans, any(isinstance(turn.get("content"), list) for turn in turns))
 
@@ -71,7 +76,9 @@ def _plain(turn: Turn) -> dict[str, Any]:
     kept = {key: value for key, value in turn.items() if value is not None}
     content = kept.get("content")
     if isinstance(content, list):
-        if not all(isinstance(p, dict) and p.get("type", "text") == "text" and isinstance(p.get("text"), str) for p in content):
+        if not all(
+            isinstance(p, dict) and p.get("type", "text") == "text" and isinstance(p.get("text"), str) for p in content
+        ):
             raise Unshown("parts")
         content = "".join(part["text"] for part in content)
     if content is None:

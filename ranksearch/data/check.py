@@ -32,7 +32,9 @@ class Checked:
     """For the user, in the order in which things were found."""
 
 
-def check_data(spec: DataSpec, task: Task, base_dir: Path, tokenizer: PreTrainedTokenizerBase | None, seed: int = 0) -> Checked:
+def check_data(
+    spec: DataSpec, task: Task, base_dir: Path, tokenizer: PreTrainedTokenizerBase | None, seed: int = 0
+) -> Checked:
     """Reads, checks, splits and tokenises.
 
     Args:

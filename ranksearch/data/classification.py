@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["tokenise_classification"]
 
 
-def tokenise_classification(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, given: int | None, limit: int) -> Prepared:
+def tokenise_classification(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, given: int | None, limit: int
+) -> Prepared:
     """Tokenises all parts; see `tokenise`.
 
     Args:
@@ -36,12 +38,12 @@ def tokenise_classification(dataset: Dataset, tokenizer: PreTrainedTokenizerBase
     """
     special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.parts["train"].cells)
     if given is not None and given <= special:
-        rule = "`max_length` must leave room for text beside the special tokens"
-        raise DataError(Fault(rule, f"{given}, while there are {special} of them", "data.max_length", f"Raise it to {special + 1} at least."))
+        rule, got = "`max_length` must leave room for text beside the special tokens", f"{given} for {special} of them"
+        raise DataError(Fault(rule, got, "data.max_length", f"Raise it to {special + 1} at least."))
     notes = list(dataset.notes)
     encoded = {part: _encode(tokenizer, dataset.parts[part], None) for part in PARTS}
     lengths = {part: np.array([len(row) for row in encoded[part][0]], dtype=np.int64) for part in PARTS}
-    max_length, how = choose_length(lengths["train"], given, limit, notes)
+    max_length, how = choose_length(lengths["train"][lengths["train"] > special], given, limit, notes)
     number = {label: k for k, label in enumerate(dataset.labels)}
     splits: dict[str, Split] = {}
     kept: dict[str, Rows] = {}
@@ -58,21 +60,26 @@ def tokenise_classification(dataset: Dataset, tokenizer: PreTrainedTokenizerBase
         full = np.flatnonzero(lengths[part] > special)
         if len(full) < len(rows):
             nothing = np.flatnonzero(lengths[part] <= special)
-            notes.append(f"{counted(len(nothing), 'row')} of {part} left out that the tokenizer turns into nothing ({rows.where(nothing)})")
+            gone = counted(len(nothing), "row")
+            notes.append(f"{gone} of {part} left out that the tokenizer turns into nothing ({rows.where(nothing)})")
         kept[part] = rows.take(full)
         flat, offsets = ragged([ids[i] for i in full])
-        kinds = np.fromiter(chain.from_iterable(types[i] for i in full), dtype=np.int8) if types else np.zeros(0, dtype=np.int8)
+        kinds = np.fromiter(chain.from_iterable(types[i] for i in full) if types else (), dtype=np.int8)
         labels = np.array([number[label] for label in kept[part].cells["label"]], dtype=np.int64)
         splits[part] = Split(flat, offsets, kinds if kinds.any() else None, labels)
     if any(cut.values()):
         told = ", ".join(f"{n} of {len(dataset.parts[part])} {part} rows" for part, n in cut.items() if n)
         longest = max(int(n.max()) for n in lengths.values())
-        notes.append(f"longer than max_length {max_length}, so cut on the right: {told} (the longest has {longest} tokens)")
+        notes.append(
+            f"longer than max_length {max_length}, so cut on the right: {told} (the longest has {longest} tokens)"
+        )
     facts = {"max_length": {"tokens": max_length, "how": how, "rows_cut": cut}}
     return finish(dataset, tokenizer, splits, kept, max_length, facts, notes)
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int | None) -> tuple[list[list[int]], list[list[int]]]:
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int | None
+) -> tuple[list[list[int]], list[list[int]]]:
     """Ids with special tokens, and token types where the tokenizer gives them; cut where a length is given."""
     texts, pairs = rows.cells["text"], rows.cells.get("text_pair")
     ids: list[list[int]] = []
@@ -81,9 +88,14 @@ def _encode(tokenizer: PreTrainedTokenizerBase, rows: Rows, max_length: int | No
     try:
         for batch in batches(len(rows)):
             got = tokenizer(
-                texts[batch], pairs[batch] if pairs else None, truncation=max_length is not None, max_length=max_length,
-                padding=False, return_attention_mask=False, verbose=False,
-            )  # fmt: skip
+                texts[batch],
+                pairs[batch] if pairs else None,
+                truncation=max_length is not None,
+                max_length=max_length,
+                padding=False,
+                return_attention_mask=False,
+                verbose=False,
+            )
             ids += got["input_ids"]
             types += got.get("token_type_ids", [])
     finally:

@@ -90,10 +90,12 @@ def read_hub(name: str, part: str, wanted: Sequence[str]) -> Table:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
         table.faults.append(
             Fault(
-                "the data set must be on the hub and within reach", why, file.name,
+                "the data set must be on the hub and within reach",
+                why,
+                file.name,
                 "Check the name and the network; offline, give a local file or an asset (`ranksearch assets list`).",
             )
-        )  # fmt: skip
+        )
         return table
     table.columns = tuple(data.column_names)
     columns: dict[str, Any] = {}
@@ -146,6 +148,8 @@ def _text(value: Any) -> Any:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")  # what is not text is told as broken
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else repr(value)
     return value if isinstance(value, str | list | dict) else str(value)

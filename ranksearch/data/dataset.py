@@ -49,7 +49,7 @@ class Gathered:
     """What became of a data block."""
 
     dataset: Dataset | None
-    """None where any fault was found, or the spec's fractions leave nothing to train on (which is told with the spec)."""
+    """None where there is a fault, or the spec's fractions leave nothing to train on (told with the spec)."""
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -69,7 +69,9 @@ def load(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Dataset:
     """
     gathered = gather(spec, task, base_dir, seed)
     if gathered.dataset is None:
-        raise DataError(gathered.faults or "`eval_fraction + test_fraction < 1` must hold, so that rows to train on remain")
+        raise DataError(
+            gathered.faults or "`eval_fraction + test_fraction < 1` must hold, so that rows to train on remain"
+        )
     return gathered.dataset
 
 
@@ -91,9 +93,14 @@ def gather(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Gathere
         if source is None:
             continue
         tables = read_source(
-            source, part, [c.name for c in columns], base_dir,
-            delimiter=spec.delimiter, encoding=spec.encoding, exact=spec.messages is None or task == "classification",
-        )  # fmt: skip
+            source,
+            part,
+            [c.name for c in columns],
+            base_dir,
+            delimiter=spec.delimiter,
+            encoding=spec.encoding,
+            exact=spec.messages is None or task == "classification",
+        )
         read[part] = select(tables, columns, spec.bad_rows)
         out.faults += read[part].faults
         out.notes += read[part].notes
@@ -107,7 +114,9 @@ def gather(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Gathere
     for part in empty:
         if not read[part].faults:
             name = read[part].facts["files"][0]["name"]
-            out.faults.append(Fault(f"{part} must keep at least one row", "none", name, "All were left out: correct the file."))
+            out.faults.append(
+                Fault(f"{part} must keep at least one row", "none", name, "All were left out: correct the file.")
+            )
     if empty or not all(s.whole for s in read.values()):
         # Rows that could not be read would make other rows look wrong.
         if read["train"].whole and "train" not in empty and task == "classification":
@@ -119,7 +128,9 @@ def gather(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Gathere
     if not out.faults and all(part in parts for part in PARTS):
         labels = tuple(sorted(set(parts["train"].cells["label"]))) if task == "classification" else ()
         facts["parts"] = describe(parts, labels)
-        out.dataset = Dataset(task, {p: parts[p] for p in PARTS}, labels, spec.bad_rows, template, facts, tuple(out.notes))
+        out.dataset = Dataset(
+            task, {p: parts[p] for p in PARTS}, labels, spec.bad_rows, template, facts, tuple(out.notes)
+        )
     return out
 
 
@@ -186,5 +197,12 @@ def _template(spec: DataSpec, base_dir: Path, faults: list[Fault]) -> str | None
         return (base_dir / spec.chat_template).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        faults.append(Fault("`chat_template` must be a readable file", f"{spec.chat_template} ({why})", "data.chat_template", "Correct the path."))
+        faults.append(
+            Fault(
+                "`chat_template` must be a readable file",
+                f"{spec.chat_template} ({why})",
+                "data.chat_template",
+                "Correct the path.",
+            )
+        )
     return None

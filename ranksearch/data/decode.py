@@ -94,9 +94,9 @@ def decode(raw: bytes, name: str, encoding: str | None) -> Decoded:
             pass
         else:
             sample = text.split("\n")[first - 1].strip()[:60]
-            note = f"{name} is not UTF-8 and was read as Windows-1252 (line {first}: {sample!r}); if that is wrong, set `data.encoding`"
-            return Decoded(text, "cp1252", note)
-    remedy = "Set `data.encoding` to what it was written in, such as cp1251, gb18030, shift_jis or euc_kr, or save it as UTF-8."
+            note = f"{name} is not UTF-8 and was read as Windows-1252 (line {first}: {sample!r})"
+            return Decoded(text, "cp1252", f"{note}; if that is wrong, set `data.encoding`")
+    remedy = "Set `data.encoding` to its own, such as cp1251, gb18030, shift_jis or euc_kr, or save it as UTF-8."
     return Decoded(
         fault=Fault("the encoding must be UTF-8 or told", "bytes of another one", f"{name}, line {first}", remedy)
     )

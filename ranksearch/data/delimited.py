@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ranksearch.data.table import File, Flawed, Table, listed
 from ranksearch.errors import Fault
@@ -28,7 +28,8 @@ class _Quoting(NamedTuple):
     """A way in which delimiters inside a cell are written."""
 
     name: str
-    quoting: int
+    quoting: Literal[0, 3]
+    """csv.QUOTE_MINIMAL or csv.QUOTE_NONE."""
     escape: str | None
 
 
@@ -145,9 +146,12 @@ def _rowless(file: File, got: str) -> Fault:
 def _records(text: str, delimiter: str, quoting: _Quoting) -> Iterator[_Record]:
     """Records that are not blank, with the line that each starts at."""
     reader = csv.reader(
-        io.StringIO(text, newline=""), delimiter=delimiter, quoting=quoting.quoting, escapechar=quoting.escape,
+        io.StringIO(text, newline=""),
+        delimiter=delimiter,
+        quoting=quoting.quoting,
+        escapechar=quoting.escape,
         strict=True,
-    )  # fmt: skip
+    )
     line = 1
     while True:
         try:

@@ -17,7 +17,7 @@ from ranksearch.data.arrays import batches, choose_length, finish, ragged
 from ranksearch.data.chat import Chat, Turn, Unshown, render_chat
 from ranksearch.data.dataset import PARTS, Dataset
 from ranksearch.data.prepared import Prepared, Split
-from ranksearch.data.rows import tell_flawed
+from ranksearch.data.rows import KEPT, tell_flawed
 from ranksearch.data.table import File, Flawed, Rows, counted, numbered
 from ranksearch.errors import DataError, Fault
 
@@ -30,7 +30,9 @@ Encoded = tuple[list[list[int]], list[npt.NDArray[np.bool_]]]
 """Ids and trained marks of each row, uncut."""
 
 
-def tokenise_generation(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, given: int | None, limit: int) -> Prepared:
+def tokenise_generation(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, given: int | None, limit: int
+) -> Prepared:
     """Tokenises all parts; see `tokenise`.
 
     Prompt and completion are tokenised each by itself and joined as they stand, so that the prompt's tokens are those
@@ -59,8 +61,6 @@ def tokenise_generation(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, gi
         for part in PARTS:
             encoded[part] = _encode_completions(tokenizer, parts[part])
     lengths = {part: np.array([len(row) for row in encoded[part][0]], dtype=np.int64) for part in PARTS}
-    if not len(lengths["train"]):
-        raise DataError(Fault("train must keep at least one row", "none", parts["train"].files[0].name, "Give other rows."))
     max_length, how = choose_length(lengths["train"], given, limit, notes)
     splits: dict[str, Split] = {}
     kept: dict[str, Rows] = {}
@@ -77,17 +77,19 @@ def tokenise_generation(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, gi
         trained = np.concatenate([marks[i][:max_length] for i in full]) if len(full) else np.zeros(0, dtype=np.bool_)
         splits[part] = Split(flat, offsets, trained=trained)
     longest = max(int(n.max(initial=0)) for n in lengths.values())
-    facts["max_length"] = {
-        "tokens": max_length, "how": how, "longest_row": longest,
-        "cut_whole": _by_file(parts, whole), "cut_in_part": _by_file(parts, partly),
-    }  # fmt: skip
+    cuts = {"cut_whole": _by_file(parts, whole), "cut_in_part": _by_file(parts, partly)}
     words = "what the assistant says" if "messages" in parts["train"].cells else "the completion"
-    for cut, told in ((facts["max_length"]["cut_whole"], "whole, and the rows are left out"), (facts["max_length"]["cut_in_part"], "in part")):
-        for one in cut:
-            notes.append(
-                f"{one['file']}: at max_length {max_length} {words} is cut away {told}: {one['count']} of {one['of']} rows "
-                f"({numbered(one['unit'], one['numbers'])}); max_length {longest} would keep every row whole"
-            )
+    remedy = (
+        f"max_length {longest} would keep every row whole"
+        if longest <= limit
+        else f"the longest row has {longest} tokens, and the model takes {limit}"
+    )
+    for kind, told in (("cut_whole", "whole, and the rows are left out"), ("cut_in_part", "in part")):
+        for one in cuts[kind]:
+            where = f"{one['count']} of {one['of']} rows ({numbered(one['unit'], one['numbers'])})"
+            notes.append(f"{one['file']}: at max_length {max_length} {words} is cut away {told}: {where}; {remedy}")
+            del one["numbers"][KEPT:]
+    facts["max_length"] = {"tokens": max_length, "how": how, "longest_row": longest, **cuts}
     return finish(dataset, tokenizer, splits, kept, max_length, facts, notes)
 
 
@@ -129,28 +131,45 @@ def _encode_completions(tokenizer: PreTrainedTokenizerBase, rows: Rows) -> Encod
 
 
 def _bare(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
+        "input_ids"
+    ]
     return ids
 
 
 def _render(
-    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, parts: dict[str, Rows], notes: list[str], facts: dict[str, Any]
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    parts: dict[str, Rows],
+    notes: list[str],
+    facts: dict[str, Any],
 ) -> dict[str, list[Chat]]:
     """Renders all chats; takes those that can't be used out of `parts`, or refuses them.
 
     Raises:
         DataError: When there is no chat template, the tokenizer can't tell where tokens stand, or rows are refused.
     """
-    template = dataset.chat_template or tokenizer.chat_template
+    template = dataset.chat_template or (tokenizer.get_chat_template() if tokenizer.chat_template else None)
     if template is None:
         remedy = "Set `data.chat_template` to a file with one, or take a chat model."
         raise DataError(Fault("chats need a chat template", "a tokenizer without one", "data.messages", remedy))
     if not tokenizer.is_fast:
-        raise DataError(Fault("chats need a fast tokenizer, which tells where tokens stand", "a slow one", "data.messages", "Take another model."))
+        raise DataError(
+            Fault(
+                "chats need a fast tokenizer, which tells where tokens stand",
+                "a slow one",
+                "data.messages",
+                "Take another model.",
+            )
+        )
 
     def render(turns: Sequence[Turn], header: bool) -> str:
-        text: str = tokenizer.apply_chat_template(list(turns), chat_template=template, tokenize=False, add_generation_prompt=header)
-        return text
+        conversation: Any = list(turns)
+        return str(
+            tokenizer.apply_chat_template(
+                conversation, chat_template=template, tokenize=False, add_generation_prompt=header
+            )
+        )
 
     flawed: dict[File, list[Flawed]] = defaultdict(list)
     of: dict[File, int] = defaultdict(int)
@@ -190,7 +209,11 @@ def _encode_chats(tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]) -> 
     for batch in batches(len(chats)):
         some = chats[batch]
         got = tokenizer(
-            [chat.text for chat in some], add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True, verbose=False
+            [chat.text for chat in some],
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_offsets_mapping=True,
+            verbose=False,
         )
         for chat, row, offsets in zip(some, got["input_ids"], got["offset_mapping"], strict=True):
             begin, end = np.array(offsets, dtype=np.int64).reshape(-1, 2).T

@@ -98,7 +98,9 @@ class Prepared:
             os.replace(packed, folder / "prepared.npz")
             os.replace(text, folder / "prepared.json")
         except OSError as error:
-            raise StoreError(f"the tokenised data must be writable, but got: {error.strerror} ({folder}). Free some space.") from error
+            raise StoreError(
+                f"the tokenised data must be writable, but got: {error.strerror} ({folder}). Free some space."
+            ) from error
 
     @classmethod
     def load(cls, folder: Path) -> Prepared:
@@ -118,8 +120,13 @@ class Prepared:
                     for part in ("train", "eval", "test")
                 }
         except (OSError, ValueError, KeyError) as error:
-            raise StoreError(f"tokenised data must be whole, but got: {error} ({folder}). Remove the folder; it is made again.") from error
-        return cls(**{**meta, "labels": tuple(meta["labels"]), "notes": tuple(meta["notes"])}, **splits)
+            raise StoreError(
+                f"tokenised data must be whole, but got: {error} ({folder}). Remove the folder; it is made again."
+            ) from error
+        return cls(
+            meta["task"], splits["train"], splits["eval"], splits["test"], tuple(meta["labels"]), meta["pad_id"],
+            meta["max_length"], meta["facts"], tuple(meta["notes"]),
+        )  # fmt: skip
 
 
 def _sha256(path: Path) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from ranksearch.data.table import File, Flawed, Rows, Table, counted, listed, numbered
 from ranksearch.errors import Fault
 
-__all__ = ["KINDS", "Column", "Selection", "select", "tell_flawed"]
+__all__ = ["KEPT", "KINDS", "Column", "Selection", "select", "tell_flawed"]
 
 Policy = Literal["refuse", "drop"]
 
@@ -47,19 +47,21 @@ KINDS: Mapping[str, Kind] = {
     "torn": Kind("a quote that opens a cell must be closed", "none: the file may be cut off"),
     "json": Kind("every line must be JSON", "something else"),
     "object": Kind("every row must be an object", "something else"),
-    "empty": Kind("every row needs a {column}", "an empty `{column}`"),
+    "empty": Kind("no cell of `{column}` may be empty", "an empty `{column}`"),
     "nested": Kind("a cell must be a text or a number", "a list or an object as `{column}`"),
     "nul": Kind("a cell must be text", "a NUL character in `{column}`"),
     "broken": Kind("a cell must be text", "broken characters in `{column}`"),
     "chat": Kind("`{column}` must be a list of turns, each with a role and a content", "something else"),
     "null content": Kind("every turn must hold a text that the chat template shows", "a null content"),
-    "tool calls": Kind("the chat template must show tool calls", "tool calls (their content is null) that it doesn't show"),
+    "tool calls": Kind(
+        "the chat template must show tool calls", "tool calls (their content is null) that it doesn't show"
+    ),
     "parts": Kind("a turn's content must be a text or a list of texts", "another content"),
     "not shown": Kind("the chat template must show every turn", "a turn that it leaves out"),
     "template": Kind("the chat template must take every row", "turns that it refuses"),
     "no answer": Kind("every row needs an assistant's turn that says something", "none"),
 }
-_KEPT = 100
+KEPT = 100
 """Line numbers of unusable rows that the facts keep of each kind, beside their count."""
 _UNSOUND = re.compile("[\0\ud800-\udfff]")
 
@@ -125,7 +127,9 @@ def select(tables: Sequence[Table], columns: Sequence[Column], bad_rows: Policy)
     return out
 
 
-def tell_flawed(file: File, flawed: Sequence[Flawed], read: int, bad_rows: Policy) -> tuple[list[Fault], list[str], list[dict[str, Any]]]:
+def tell_flawed(
+    file: File, flawed: Sequence[Flawed], read: int, bad_rows: Policy
+) -> tuple[list[Fault], list[str], list[dict[str, Any]]]:
     """Tells the unusable rows of one file, one fault or note for each kind.
 
     Returns:
@@ -140,19 +144,23 @@ def tell_flawed(file: File, flawed: Sequence[Flawed], read: int, bad_rows: Polic
     for (kind, column), rows in kinds.items():
         rule, got = (text.format(column=column) for text in KINDS[kind])
         lines = sorted(r.line for r in rows)
-        detail = next((f" (line {r.line}: {r.detail})" if file.unit == "line" else f" ({r.detail})" for r in rows if r.detail), "")
+        detail = next(
+            (f" (line {r.line}: {r.detail})" if file.unit == "line" else f" ({r.detail})" for r in rows if r.detail), ""
+        )
         place = f"{file.name}, {numbered(file.unit, lines)}"
         if bad_rows == "drop":
-            notes.append(f"{place}: {counted(len(rows), 'row')} left out that {'has' if len(rows) == 1 else 'have'} {got}{detail}")
+            notes.append(f"{place}: {counted(len(rows), 'row')} left out with {got}{detail}")
         else:
             remedy = "Correct them, or set `data.bad_rows: drop` to leave them out."
             faults.append(Fault(rule, f"{len(rows)} of {counted(read, 'row')} with {got}{detail}", place, remedy))
-        facts.append({"file": file.name, "why": got, "count": len(rows), f"{file.unit}s": lines[:_KEPT]})
+        facts.append({"file": file.name, "why": got, "count": len(rows), f"{file.unit}s": lines[:KEPT]})
     return faults, notes, facts
 
 
 def _rows(cells: dict[str, list[Any]], tables: Sequence[Table], file_of: list[int], lines: list[int]) -> Rows:
-    return Rows(cells, tuple(t.file for t in tables), np.array(file_of, dtype=np.int64), np.array(lines, dtype=np.int64))
+    return Rows(
+        cells, tuple(t.file for t in tables), np.array(file_of, dtype=np.int64), np.array(lines, dtype=np.int64)
+    )
 
 
 def _missing(table: Table, columns: Sequence[Column]) -> list[Fault]:
@@ -171,7 +179,11 @@ def _missing(table: Table, columns: Sequence[Column]) -> list[Fault]:
         else:
             remedy = f"Set `{c.key}` to one of them."
         place = f"{c.key}; {table.file.name}" + (", line 1" if "delimiter" in table.facts else "")
-        faults.append(Fault(f"`{c.key}` must name a column of {table.file.name}", f"`{c.name}`, while it has {has}", place, remedy))
+        faults.append(
+            Fault(
+                f"`{c.key}` must name a column of {table.file.name}", f"`{c.name}`, while it has {has}", place, remedy
+            )
+        )
     return faults
 
 
@@ -200,4 +212,8 @@ def _is_chat(cell: Any) -> bool:
             cell = json.loads(cell)
         except (ValueError, RecursionError):
             return False
-    return isinstance(cell, list) and bool(cell) and all(isinstance(t, dict) and isinstance(t.get("role"), str) for t in cell)
+    return (
+        isinstance(cell, list)
+        and bool(cell)
+        and all(isinstance(t, dict) and isinstance(t.get("role"), str) for t in cell)
+    )

@@ -25,7 +25,14 @@ SUFFIXES = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
 
 
 def read_source(
-    source: str, part: str, wanted: Sequence[str], base_dir: Path, *, delimiter: str | None, encoding: str | None, exact: bool
+    source: str,
+    part: str,
+    wanted: Sequence[str],
+    base_dir: Path,
+    *,
+    delimiter: str | None,
+    encoding: str | None,
+    exact: bool,
 ) -> list[Table]:
     """Reads one source; what is wrong with it stands in the tables.
 
@@ -66,7 +73,12 @@ def _paths(source: str, base_dir: Path) -> list[tuple[Path, str]]:
 
 def _nothing(source: str, base_dir: Path) -> Fault:
     if glob.has_magic(source):
-        return Fault("a pattern must match at least one file", f"none in {base_dir}", source, "Correct it; it is relative to the spec.")
+        return Fault(
+            "a pattern must match at least one file",
+            f"none in {base_dir}",
+            source,
+            "Correct it; it is relative to the spec.",
+        )
     folder = (base_dir / source).parent
     beside = [p.name for p in folder.iterdir() if p.suffix in SUFFIXES] if folder.is_dir() else []
     near = get_close_matches(Path(source).name, beside, n=1)
@@ -74,12 +86,21 @@ def _nothing(source: str, base_dir: Path) -> Fault:
     return Fault("a data file must exist", f"no file {base_dir / source}", source, remedy)
 
 
-def _read_file(path: Path, name: str, wanted: Sequence[str], delimiter: str | None, encoding: str | None, exact: bool) -> Table:
+def _read_file(
+    path: Path, name: str, wanted: Sequence[str], delimiter: str | None, encoding: str | None, exact: bool
+) -> Table:
     suffix = path.suffix.lower()
     table = Table(File(name, "row" if suffix == ".parquet" else "line"))
     if suffix not in SUFFIXES and path.is_file():
         rule = f"a data file must be one of {', '.join(SUFFIXES)}"
-        table.faults.append(Fault(rule, repr(path.suffix or path.name), name, "Save it as CSV or JSONL; a source on the hub is written hub:NAME."))
+        table.faults.append(
+            Fault(
+                rule,
+                repr(path.suffix or path.name),
+                name,
+                "Save it as CSV or JSONL; a source on the hub is written hub:NAME.",
+            )
+        )
         return table
     raw = read_bytes(path, name)
     if isinstance(raw, Fault):

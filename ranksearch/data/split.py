@@ -1,7 +1,7 @@
 """Checks the parts against each other and splits off those that were not given.
 
-Labels are matched by their text. A text stands in one part only. Which rows are split off depends on their texts and the
-seed alone: not on the order of the rows, the platform or a library's random numbers. Knows nothing of files' formats.
+Labels are matched by their text. A text stands in one part only. Which rows are split off depends on their texts and
+the seed alone: not on the order of the rows, the platform or a library's random numbers. Knows nothing of formats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,14 @@ def check_labels(parts: Mapping[str, Rows]) -> list[Fault]:
     faults = []
     if len(names) == 1:
         got = f"one, `{names[0]}`, in all {counted(len(parts['train']), 'row')}"
-        faults.append(Fault("train must have at least two labels", got, parts["train"].files[0].name, "Check the label column, or add rows of other classes."))
+        faults.append(
+            Fault(
+                "train must have at least two labels",
+                got,
+                parts["train"].files[0].name,
+                "Check the label column, or add rows of other classes.",
+            )
+        )
     for part in HELD_OUT:
         if part not in parts:
             continue
@@ -73,9 +80,14 @@ def note_two_labels(parts: Mapping[str, Rows]) -> Outcome:
     out = Outcome(dict(parts), facts={"texts_with_two_labels": len(torn)})
     if torn:
         first = next(key for found in keys.values() for key in found if key in torn)
-        places = [rows.where([k for k, key in enumerate(keys[name]) if key == first]) for name, rows in parts.items() if first in keys[name]]
+        places = [
+            rows.where([k for k, key in enumerate(keys[name]) if key == first])
+            for name, rows in parts.items()
+            if first in keys[name]
+        ]
+        example = f"{first[:60]!r} is {listed(sorted(labels[first]))} ({'; '.join(places)})"
         out.notes.append(
-            f"{counted(len(torn), 'text')} with more than one label, kept as they are; the first: {first[:60]!r} is {listed(sorted(labels[first]))} ({'; '.join(places)})"
+            f"{counted(len(torn), 'text')} with more than one label, kept as they are; the first: {example}"
         )
     names = sorted(set(parts["train"].cells["label"]))
     alike: dict[str, list[str]] = defaultdict(list)
@@ -110,7 +122,8 @@ def leave_out_shared(parts: Mapping[str, Rows]) -> Outcome:
             shared = [k for k, key in enumerate(keys) if key in seen[other]]
             if not shared:
                 continue
-            out.notes.append(f"{counted(len(shared), 'row')} of {part} left out, the text of which stands in {other} too ({rows.where(shared)})")
+            told = f"{counted(len(shared), 'row')} of {part} left out, the text of which stands in {other} too"
+            out.notes.append(f"{told} ({rows.where(shared)})")
             out.facts["shared"].setdefault(part, {})[other] = len(shared)
             gone = set(shared)
             rows = rows.take([k for k in range(len(rows)) if k not in gone])
@@ -119,7 +132,14 @@ def leave_out_shared(parts: Mapping[str, Rows]) -> Outcome:
         seen[part] = set(keys)
         if not len(rows):
             got = f"none of {len(parts[part])}: all texts stand in another part too"
-            out.faults.append(Fault(f"{part} must keep at least one row", got, parts[part].files[0].name, f"Give other rows, or set `data.{part}` to null."))
+            out.faults.append(
+                Fault(
+                    f"{part} must keep at least one row",
+                    got,
+                    parts[part].files[0].name,
+                    f"Give other rows, or set `data.{part}` to null.",
+                )
+            )
     return out
 
 
@@ -151,9 +171,15 @@ def split_off(train: Rows, shares: Mapping[str, float], seed: int, *, stratify: 
     out = Outcome({}, facts={"too_rare": [{"label": c, "rows": sizes[c]} for c in rare]} if stratify else {})
     if rare and stratify and open_classes:
         told = listed([f"{c} ({counted(sizes[c], 'row') if k == 0 else sizes[c]})" for k, c in enumerate(rare)])
-        out.notes.append(f"too rare to stand in {listed(['train', *sorted(shares)])}, so all their rows stay in train: {told}")
+        out.notes.append(
+            f"too rare to stand in {listed(['train', *sorted(shares)])}, so all their rows stay in train: {told}"
+        )
     if not open_classes:
-        got = listed([f"{c} ({counted(len(waiting[c]), 'text')})" for c in rare]) if stratify else counted(len(groups), "text")
+        got = (
+            listed([f"{c} ({counted(len(waiting[c]), 'text')})" for c in rare])
+            if stratify
+            else counted(len(groups), "text")
+        )
         rule = f"to split off {' and '.join(shares)}, at least one class must have {len(shares) + 1} different texts"
         remedy = "Add rows, or give the files of eval and test."
         out.faults.append(Fault(rule, got, train.files[0].name, remedy))

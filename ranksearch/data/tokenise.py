@@ -29,11 +29,13 @@ def tokenise(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, max_length: i
             training rows within the limit.
 
     Raises:
-        DataError: With every fault: a length beyond the model's, chats that can't be rendered, a part that keeps no row.
+        DataError: With every fault: a length beyond the model's, chats that can't be rendered, a part without rows.
     """
     limit = int(tokenizer.model_max_length)
     if max_length is not None and max_length > limit:
         rule = "`max_length` must be at most what the model takes"
-        raise DataError(Fault(rule, f"{max_length}, while it takes {limit}", "data.max_length", f"Lower it to {limit}."))
+        raise DataError(
+            Fault(rule, f"{max_length}, while it takes {limit}", "data.max_length", f"Lower it to {limit}.")
+        )
     make = tokenise_classification if dataset.task == "classification" else tokenise_generation
     return make(dataset, tokenizer, max_length, limit)

@@ -20,13 +20,28 @@ NO_LIMIT = 1_000_000
 """A `model_max_length` from here on means that none is known: transformers writes 1e30 then."""
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
 _OFFSET = {
-    "camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet", "roberta",
-    "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod",
-}  # fmt: skip
+    "camembert",
+    "data2vec-text",
+    "esm",
+    "ibert",
+    "layoutlmv3",
+    "lilt",
+    "longformer",
+    "luke",
+    "markuplm",
+    "mpnet",
+    "roberta",
+    "roberta-prelayernorm",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+}
 """Families whose positions start after the padding token's, so that the last of them can't be reached."""
 
 
-def load_tokenizer(path_or_id: str, revision: str | None = None, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    path_or_id: str, revision: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedTokenizerBase:
     """Loads the tokenizer of a model.
 
     Args:
@@ -41,7 +56,9 @@ def load_tokenizer(path_or_id: str, revision: str | None = None, trust_remote_co
     from transformers import AutoTokenizer
 
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(path_or_id, revision=revision, trust_remote_code=trust_remote_code)
+        tokenizer: Any = AutoTokenizer.from_pretrained(
+            path_or_id, revision=revision, trust_remote_code=trust_remote_code
+        )
     except Exception as error:  # transformers and the hub's client have no common root
         raise DataError(_not_loaded("the model's tokenizer must load", path_or_id, error)) from error
     positions = next((config[name] for name in _POSITIONS if isinstance(config.get(name), int)), None)
@@ -72,21 +89,21 @@ def check_own_code(path_or_id: str, revision: str | None = None, trust_remote_co
     config = _json(path_or_id, "config.json", revision)
     if trust_remote_code:
         return config
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers import CONFIG_MAPPING
 
-    if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING_NAMES:
+    if config.get("auto_map") and config.get("model_type") not in CONFIG_MAPPING:
         raise DataError(_own_code(path_or_id, "config.json", config["auto_map"]))
     tokenizer = _json(path_or_id, "tokenizer_config.json", revision, needed=False)
     mapped = tokenizer.get("auto_map")
     named = mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped
-    if named and config.get("model_type") not in CONFIG_MAPPING_NAMES:
+    if named and config.get("model_type") not in CONFIG_MAPPING:
         raise DataError(_own_code(path_or_id, "tokenizer_config.json", mapped))
     return config
 
 
 def _own_code(path_or_id: str, file: str, mapped: object) -> Fault:
     return Fault(
-        "a model must be one that transformers can build without code of the model's own, which ranksearch does not run",
+        "a model must need no code of its own, which ranksearch does not run",
         f"`auto_map` naming {_modules(mapped)}",
         f"{path_or_id}/{file}",
         "Choose a model of a known family; where you trust that code, set `model: {id: ..., trust_remote_code: true}`.",
@@ -96,7 +113,9 @@ def _own_code(path_or_id: str, file: str, mapped: object) -> Fault:
 def _modules(mapped: object) -> str:
     """The files that an auto_map names."""
     values = mapped.values() if isinstance(mapped, dict) else [mapped]
-    flat = [v for value in values for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, str)]
+    flat = [
+        v for value in values for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, str)
+    ]
     return ", ".join(sorted({f"{v.split('--')[-1].rpartition('.')[0]}.py" for v in flat}))
 
 
@@ -106,13 +125,34 @@ def _json(path_or_id: str, name: str, revision: str | None, *, needed: bool = Tr
     if folder.exists():
         path = folder / name
         if not folder.is_dir():
-            raise DataError(Fault("a model must be a folder, a hub id or an asset", "a file", path_or_id, "Give the folder that holds config.json."))
+            raise DataError(
+                Fault(
+                    "a model must be a folder, a hub id or an asset",
+                    "a file",
+                    path_or_id,
+                    "Give the folder that holds config.json.",
+                )
+            )
         if not path.is_file():
             if not needed:
                 return {}
-            raise DataError(Fault("a model's folder must hold config.json", "none", path_or_id, "Give a folder that save_pretrained wrote."))
+            raise DataError(
+                Fault(
+                    "a model's folder must hold config.json",
+                    "none",
+                    path_or_id,
+                    "Give a folder that save_pretrained wrote.",
+                )
+            )
     elif path_or_id.startswith((".", "/", "~")) or path_or_id.count("/") > 1:
-        raise DataError(Fault("a model must be a folder, a hub id or an asset", "no such folder", path_or_id, "Correct the path; it is relative to the spec."))
+        raise DataError(
+            Fault(
+                "a model must be a folder, a hub id or an asset",
+                "no such folder",
+                path_or_id,
+                "Correct the path; it is relative to the spec.",
+            )
+        )
     else:
         found = _from_hub(path_or_id, name, revision, needed)
         if found is None:
@@ -121,22 +161,33 @@ def _json(path_or_id: str, name: str, revision: str | None, *, needed: bool = Tr
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise DataError(Fault(f"{name} must be readable JSON", str(error), f"{path_or_id}/{name}", "Repair it.")) from error
+        raise DataError(
+            Fault(f"{name} must be readable JSON", str(error), f"{path_or_id}/{name}", "Repair it.")
+        ) from error
     if not isinstance(values, dict):
-        raise DataError(Fault(f"{name} must hold an object", type(values).__name__, f"{path_or_id}/{name}", "Repair it."))
+        raise DataError(
+            Fault(f"{name} must hold an object", type(values).__name__, f"{path_or_id}/{name}", "Repair it.")
+        )
     return values
 
 
 def _from_hub(identifier: str, name: str, revision: str | None, needed: bool) -> Path | None:
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     try:
         found = cached_file(identifier, name, revision=revision, _raise_exceptions_for_missing_entries=needed)
     except Exception as error:  # transformers and the hub's client have no common root
-        raise DataError(_not_loaded("a model must be a folder, an asset, or on the hub and within reach", identifier, error)) from error
+        raise DataError(
+            _not_loaded("a model must be a folder, an asset, or on the hub and within reach", identifier, error)
+        ) from error
     return Path(found) if found else None
 
 
 def _not_loaded(rule: str, path_or_id: str, error: Exception) -> Fault:
     why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return Fault(rule, why[:300], path_or_id, "Check its name and the network; offline, give a folder or an asset (`ranksearch assets list`).")
+    return Fault(
+        rule,
+        why[:300],
+        path_or_id,
+        "Check its name and the network; offline, give a folder or an asset (`ranksearch assets list`).",
+    )

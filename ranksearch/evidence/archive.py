@@ -110,7 +110,11 @@ def import_evidence(kind: str, path: str | Path, home: Path) -> ImportSummary:
     if kind not in _importers():
         near = get_close_matches(kind, _importers(), n=1)
         remedy = f"Did you mean `{near[0]}`?" if near else "Give one of them."
-        raise EvidenceError(Fault("the kind of evidence must be one of " + ", ".join(_importers()), repr(kind), "evidence import", remedy))
+        raise EvidenceError(
+            Fault(
+                "the kind of evidence must be one of " + ", ".join(_importers()), repr(kind), "evidence import", remedy
+            )
+        )
     reading = _importers()[kind].read(Path(path))
     rows = rows_frame(reading.rows)
     held = _known_ids(home)
@@ -121,7 +125,9 @@ def import_evidence(kind: str, path: str | Path, home: Path) -> ImportSummary:
     within = int(rows["id"].duplicated().sum())
     notes = list(reading.notes)
     if within:
-        notes.append(f"{within} rows repeat another row of the same import in every cell; a column that tells runs apart (seed) keeps them.")
+        notes.append(
+            f"{within} rows repeat another row of the same import in every cell; a column `seed` would tell runs apart."
+        )
     summary = Import(
         kind=kind,
         path=str(path),
@@ -218,7 +224,10 @@ def _write(folder: Path, summary: Import, rows: pd.DataFrame, curves: pd.DataFra
         os.chmod(staging, 0o755)
         os.rename(staging, folder)
     except OSError as error:
-        raise StoreError(f"{folder} can't be written: {error.strerror or error}. Set RANKSEARCH_HOME to a folder that you may write to.") from error
+        raise StoreError(
+            f"{folder} can't be written: {error.strerror or error}. "
+            "Set RANKSEARCH_HOME to a folder that you may write to."
+        ) from error
     finally:
         if staging is not None:
             shutil.rmtree(staging, ignore_errors=True)

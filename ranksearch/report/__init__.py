@@ -12,7 +12,7 @@ from pathlib import Path
 from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.report import drawing, images, plots
 from ranksearch.report.material import Material
-from ranksearch.report.page import page
+from ranksearch.report.page import render_page
 from ranksearch.store import write_atomic
 
 __all__ = ["write_report"]
@@ -37,7 +37,7 @@ def write_report(study: StudyRecord, trials: Sequence[TrialRecord], out: Path) -
     material = Material(study, sorted(trials, key=lambda trial: trial.number))
     drawn = plots.draw(material)
     written = {
-        out / "report.html": page(material, drawn).encode(),
+        out / "report.html": render_page(material, drawn).encode(),
         out / "trials.csv": material.frame.to_csv(index=False).encode(),
     }
     shared = drawing.datasets(material)

@@ -20,6 +20,7 @@ __all__ = [
     "SHAPES",
     "TRIALS",
     "Plot",
+    "crowded",
     "datasets",
     "finish",
     "metric_axis",
@@ -85,6 +86,11 @@ def rank_axis(material: Material) -> dict[str, Any]:
         "scale": alt.Scale(type="log", base=2, nice=False, padding=24),
         "axis": alt.Axis(values=_rank_ticks(material.ranks), format="d", grid=False),
     }
+
+
+def crowded(marks: int) -> float:
+    """Opacity of one of so many marks, so that where thousands lie on each other their density still shows."""
+    return min(1.0, max(0.12, math.sqrt(60 / max(marks, 1))))
 
 
 def _rank_ticks(tried: Sequence[int]) -> list[int]:

@@ -23,7 +23,7 @@ from ranksearch.report.material import OUTCOMES, Material, outcome
 from ranksearch.report.text import exact, flat, show, span
 from ranksearch.report.theme import DARK, LIGHT
 
-__all__ = ["page"]
+__all__ = ["render_page"]
 
 Row = tuple[str, Any]
 
@@ -31,7 +31,7 @@ _FIRST = ("number", "state", "purpose", "seed")
 _LAST = ("fidelity", "trainable_parameters", "steps", "train_seconds", "reason")
 
 
-def page(material: Material, drawn: Sequence[Plot]) -> str:
+def render_page(material: Material, drawn: Sequence[Plot]) -> str:
     """The whole report.
 
     Args:
@@ -73,8 +73,9 @@ def page(material: Material, drawn: Sequence[Plot]) -> str:
         paid=_paid(material),
         troubles=analysis.troubles(material.trials),
         data_notes=[show(note) for note in _notes(study.data)],
-        data=[(name, value) for name, value in flat(study.data) if name != "notes"],
-        table=_table(*_trial_columns(material.frame)),
+        parts=_parts(study.data),
+        data=[(name, value) for name, value in flat(study.data) if name != "notes" and not name.startswith("parts.")],
+        table=_table(material.frame, _trial_columns(material)),
         constants=_constants(material.frame),
         outcomes=[end for end in OUTCOMES if end in {outcome(trial) for trial in material.trials}],
         row_outcomes=[outcome(trial) for trial in material.trials],
@@ -122,11 +123,12 @@ def _config_columns(frame: pd.DataFrame) -> list[str]:
     return [name for name in frame.columns if name in config or name.startswith("method_parameters.")]
 
 
-def _trial_columns(frame: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+def _trial_columns(material: Material) -> list[str]:
     """The columns worth showing: what differs between trials, the metrics and the end of each trial."""
+    frame, metric = material.frame, material.metric
     varied = [name for name in _config_columns(frame) if name == "r" or frame[name].nunique(dropna=False) > 1]
-    metrics = [name for name in frame.columns if name.startswith("eval/")]
-    return frame, [*_FIRST, *varied, *metrics, *_LAST]
+    others = [name for name in frame.columns if name.startswith("eval/") and name != metric]
+    return [*_FIRST, *varied, metric, *others, *_LAST]
 
 
 def _constants(frame: pd.DataFrame) -> list[Row]:
@@ -138,6 +140,13 @@ def _constants(frame: pd.DataFrame) -> list[Row]:
 def _notes(data: Mapping[str, Any]) -> Sequence[Any]:
     notes = data.get("notes") or ()
     return [notes] if isinstance(notes, str) else notes
+
+
+def _parts(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows, tokens and classes side by side: a column for train, eval and test each."""
+    parts = {str(name): dict(flat(part)) for name, part in (data.get("parts") or {}).items()}
+    facts = dict.fromkeys(fact for part in parts.values() for fact in part)
+    return {"names": list(parts), "rows": [(fact, [part.get(fact) for part in parts.values()]) for fact in facts]}
 
 
 def _test(material: Material) -> list[Row]:

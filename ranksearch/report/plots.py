@@ -7,6 +7,7 @@ page is not known here.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import altair as alt
 
@@ -15,6 +16,7 @@ from ranksearch.report.drawing import (
     SHAPES,
     TRIALS,
     Plot,
+    crowded,
     finish,
     metric_axis,
     rank_axis,
@@ -49,8 +51,9 @@ def guarantee(material: Material) -> Plot:
         }
         for point in material.curve
     ]
-    bounded = any(row["bound"] is not None for row in rows)
+    bounds = [row["bound"] for row in rows if row["bound"] is not None]
     tolerance = decision["tolerance"]
+    top = 1.1 * max(tolerance, *bounds, *(row["loss"] for row in rows))
     data = alt.InlineData(values=rows)
     x = alt.X(
         "rank:O",
@@ -58,7 +61,7 @@ def guarantee(material: Material) -> Plot:
         title="rank r, smallest adapter first",
         axis=alt.Axis(labelAngle=0),
     )
-    y_title = f"loss in {material.metric}"
+    y: dict[str, Any] = {"title": f"loss in {material.metric}", "scale": alt.Scale(domain=[0, top], nice=False)}
     tooltip = [
         alt.Tooltip("rank:O", title="rank"),
         alt.Tooltip("loss:Q", title="mean loss", format=".4~g"),
@@ -73,20 +76,18 @@ def guarantee(material: Material) -> Plot:
     base = alt.Chart(data).encode(x=x, color=colour, tooltip=tooltip)
     limit = alt.Chart(alt.InlineData(values=[{"tolerance": tolerance, "label": f"tolerance {tolerance:.3g}"}]))
     layers = [
-        limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--warn)").encode(
-            y=alt.Y("tolerance:Q", title=y_title)
-        ),
-        limit.mark_text(align="left", dx=4, dy=-7, color="var(--warn)", fill="var(--warn)").encode(
+        limit.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--warn)").encode(y=alt.Y("tolerance:Q", **y)),
+        limit.mark_text(align="left", dx=4, dy=-7, color="var(--warn)").encode(
             y="tolerance:Q", x=alt.value(0), text="label:N"
         ),
         base.transform_filter("datum.bound !== null")
         .mark_rule(strokeWidth=3)
-        .encode(y=alt.Y("loss:Q", title=y_title), y2="bound:Q"),
-        base.transform_filter("datum.bound !== null").mark_tick(thickness=3, width=22).encode(y="bound:Q"),
+        .encode(y=alt.Y("loss:Q", **y), y2="bound:Q"),
+        base.transform_filter("datum.bound !== null").mark_tick(thickness=3, width=22, opacity=1).encode(y="bound:Q"),
         base.mark_point(size=110, filled=True, opacity=1).encode(y="loss:Q"),
     ]
     caption = f"Dot: mean loss against the best rank over {count(decision['seeds'], 'fresh seed')}, 0 is the best."
-    if bounded:
+    if bounds:
         caption += (
             " Bar: what the true loss is at most, all ranks together. A rank whose bar ends below the dashed line is"
             " shown to be as good as the best; with another tolerance, read off another rank."
@@ -112,7 +113,9 @@ def ranks(material: Material) -> Plot:
     ]
     y = metric_axis(material, [t.value(material.metric) for t in shown])
     kinds = alt.Scale(domain=["search", "decide"], range=["var(--faint)", "var(--accent)"])
-    points = base.mark_point(size=55, strokeWidth=1.6, opacity=0.9).encode(
+    many = crowded(len(shown))
+    points = base.mark_point(size=55, strokeWidth=1.6, opacity=1).encode(
+        strokeOpacity=alt.condition("datum.purpose === 'search'", alt.value(many), alt.value(1)),
         x=alt.X("rank:Q", **rank_axis(material)),
         y=y,
         color=alt.Color("purpose:N", title=None, scale=kinds, sort=["search", "decide"]),
@@ -124,7 +127,7 @@ def ranks(material: Material) -> Plot:
     mean = (
         base.transform_filter("datum.purpose === 'decide'")
         .transform_aggregate(mean="mean(value)", seeds="count()", groupby=["rank"])
-        .mark_tick(thickness=2.5, width=30, color="var(--accent)", opacity=1)
+        .mark_tick(thickness=2.5, size=30, orient="horizontal", color="var(--accent)", opacity=1)
         .encode(
             x=alt.X("rank:Q", **rank_axis(material)),
             y="mean:Q",
@@ -154,19 +157,14 @@ def curves(material: Material) -> Plot:
     ]
     if not found:
         return Plot(name, title, "Nothing to draw: no search trial reported a value.")
-    fade = alt.Opacity(
-        "outcome:N",
-        title=None,
-        scale=alt.Scale(domain=list(OUTCOMES), range=[0.95, *[0.3] * (len(OUTCOMES) - 1)]),
-        legend=None,
-    )
+    strong = crowded(len({trial.number for trial in material.trials if trial.purpose == "search"}))
+    fade = alt.condition("datum.outcome === 'complete'", alt.value(strong), alt.value(0.4 * strong))
+    rungs = sorted({report.fidelity for trial in material.trials for report in trial.reports})
+    ticks = {"values": rungs} if len(rungs) <= 8 else {"tickMinStep": 1}
     base = alt.Chart(REPORTS).encode(
-        x=alt.X(
-            "step:Q", title="optimizer steps", scale=alt.Scale(nice=False, padding=12), axis=alt.Axis(tickMinStep=1)
-        ),
+        x=alt.X("step:Q", title="optimizer steps", scale=alt.Scale(nice=False, padding=12), axis=alt.Axis(**ticks)),
         y=metric_axis(material, found),
         color=rank_colour(material),
-        opacity=fade,
         tooltip=[
             alt.Tooltip("number:Q", title="trial"),
             alt.Tooltip("outcome:N", title="ended"),
@@ -176,7 +174,11 @@ def curves(material: Material) -> Plot:
             alt.Tooltip("rate:Q", title="learning rate", format=".3~g"),
         ],
     )
-    layers = [base.mark_line(strokeWidth=1.6).encode(detail="number:N"), base.mark_point(size=28, filled=True)]
+    # Opacity of the stroke and of the fill, not of the whole mark: that would cost a layer of pixels a line.
+    layers = [
+        base.mark_line(strokeWidth=1.6, opacity=1).encode(detail="number:N", strokeOpacity=fade),
+        base.mark_point(size=28, filled=True, opacity=1).encode(fillOpacity=fade),
+    ]
     caption = (
         "One line a search trial, by rank. Strong: trained to the end. Faint: stopped early or not finished, at the "
         "rung where it ended."
@@ -191,13 +193,13 @@ def rates(material: Material) -> Plot:
     if not searched:
         return Plot(name, title, "Nothing to draw: there are no search trials.")
     values = [v for t in searched if t.state == "COMPLETE" and (v := t.value(material.metric)) is not None]
+    ends = {outcome(trial) for trial in searched}
+    domain = [end for end in OUTCOMES if end in ends]
     shapes = alt.Shape(
         "outcome:N",
         title=None,
-        scale=alt.Scale(
-            domain=[o for o in OUTCOMES if o in (seen := {outcome(t) for t in searched})],
-            range=[SHAPES[o] for o in OUTCOMES if o in seen],
-        ),
+        scale=alt.Scale(domain=domain, range=[SHAPES[end] for end in domain]),
+        legend=alt.Legend(orient="bottom", columns=3),
     )
     base = (
         alt.Chart(TRIALS)
@@ -223,14 +225,14 @@ def rates(material: Material) -> Plot:
     )
     layers = [
         base.transform_filter("datum.outcome !== 'complete'").mark_point(
-            size=70, strokeWidth=1.6, color="var(--faint)", opacity=0.9
+            size=70, strokeWidth=1.6, color="var(--faint)", opacity=1, strokeOpacity=crowded(len(searched))
         )
     ]
     if values:
         ramp = RAMP if material.minimize else RAMP[::-1]
         layers.append(
             base.transform_filter("datum.outcome === 'complete'")
-            .mark_point(size=150, filled=True, opacity=0.95)
+            .mark_point(size=150 if len(searched) <= 100 else 60, filled=True, opacity=1)
             .encode(
                 color=alt.Color(
                     "value:Q",
@@ -256,7 +258,10 @@ def importances(material: Material) -> Plot:
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         y=alt.Y("parameter:N", title=None, sort=None, axis=alt.Axis(labelLimit=200, ticks=False, domain=False)),
         x=alt.X(
-            "share:Q", title="share of the importance", axis=alt.Axis(format=".0%"), scale=alt.Scale(domain=[0, 1])
+            "share:Q",
+            title="share of the importance",
+            axis=alt.Axis(format=".0%", values=[0, 0.2, 0.4, 0.6, 0.8, 1]),
+            scale=alt.Scale(domain=[0, 1.1], nice=False),
         ),
         tooltip=[alt.Tooltip("parameter:N"), alt.Tooltip("share:Q", format=".1%")],
     )

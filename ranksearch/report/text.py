@@ -49,6 +49,8 @@ def show(value: Any) -> str:
         return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
     if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, list | tuple | Mapping) and not value:
+        return "none"
     if isinstance(value, list | tuple):
         shown = [show(item) for item in value[:_LONG_LIST]]
         rest = len(value) - _LONG_LIST

@@ -70,8 +70,9 @@ CONFIG: Mapping[str, Any] = {
         "gradientLength": 140,
         "gradientThickness": 10,
         "columnPadding": 14,
+        "symbolOpacity": 1,
     },
-    "text": {"fontSize": 12, "fill": "var(--ink)"},
+    "text": {"fontSize": 12, "color": "var(--ink)"},
 }
 
 

@@ -54,9 +54,8 @@ def answer(material: Material) -> Answer:
         sure = "There is nothing to be sure of: no other rank was compared with it."
         return Answer("undecided", f"Rank {chosen}, the only one measured", sure, why, recommended, "Its configuration")
     sure = (
-        f"Rank {chosen} loses at most {show(bound)} in {decision['metric']} against the best rank, where "
-        f"{show(decision['tolerance'])} is tolerated. A study that decides this way errs in at most "
-        f"{100 * ERROR:.3g} % of cases."
+        f"Shown to be within {show(decision['tolerance'])} of the best rank in {decision['metric']}. A study that "
+        f"decides this way errs in at most {100 * ERROR:.3g} % of cases."
     )
     return Answer("decided", f"Use rank {chosen}", sure, why, recommended, "Recommended configuration")
 

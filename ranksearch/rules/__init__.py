@@ -3,7 +3,7 @@
 Knows the evidence table; nothing of stores, searches or trainers.
 """
 
-from ranksearch.rules.draw import flow_mermaid, flow_text
+from ranksearch.rules.draw import answer_text, flow_mermaid, flow_text
 from ranksearch.rules.learn import learn
 from ranksearch.rules.question import Question
 from ranksearch.rules.recommend import Alternative, Basis, Recommendation, recommend
@@ -20,6 +20,7 @@ __all__ = [
     "Rule",
     "Support",
     "Verdict",
+    "answer_text",
     "flow_mermaid",
     "flow_text",
     "learn",

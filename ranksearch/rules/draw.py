@@ -1,6 +1,6 @@
-"""The decision flow for people: as an indented text tree, and as a Mermaid flowchart.
+"""Rules for people: the flow as an indented text tree and as a Mermaid flowchart, and an answer in words.
 
-Both follow one tree of conditions. Knows rules; nothing of how they came about.
+Tree and chart follow one tree of conditions. Knows rules; nothing of how they came about.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ranksearch.rules.recommend import Recommendation
 from ranksearch.rules.rule import Flow, Rule, Term, configured
 
-__all__ = ["flow_mermaid", "flow_text"]
+__all__ = ["answer_text", "flow_mermaid", "flow_text"]
 
 _MARKS = {
     "prior": "prior, not measured here",
@@ -50,6 +51,23 @@ def flow_mermaid(flow: Flow) -> str:
     return "\n".join(lines) + "\n"
 
 
+def answer_text(answer: Recommendation) -> str:
+    """An answer in words: the configuration and where each value comes from, why, how sure, what else."""
+    lines = [f"I don't know. {answer.reason}"] if answer.abstained else []
+    if answer.recommended is not None:
+        lines += [f"Recommended ({answer.basis.status}):"]
+        for name, value in answer.recommended.items():
+            shown = "yours to choose" if value is None else configured({name: value}).removeprefix(f"{name} ")
+            source = answer.basis.parameters.get(name)
+            lines.append(f"  {name}: {shown}" + (f"  ({source})" if source else ""))
+        lines += [f"Why: {answer.why}"]
+    lines.append(f"How sure: {answer.basis.how_sure}")
+    if answer.alternatives:
+        lines.append("Also:")
+        lines += [f"  {configured(other.changes)}: {other.why}" for other in answer.alternatives]
+    return "\n".join(lines) + "\n"
+
+
 def _tree(flow: Flow) -> _Node:
     root = _Node()
     for rule in flow.rules:
@@ -61,13 +79,14 @@ def _tree(flow: Flow) -> _Node:
 
 
 def _asked(rule: Rule) -> Sequence[Term]:
-    """The steps that a leaf is drawn under: a learned one under its task, for the rest of its condition is its support."""
+    """The steps that a leaf is drawn under; of a learned one its task, for the rest of its condition is its support."""
     terms = rule.condition.terms()
     return [t for t in terms if t.dimension == "task" or (rule.kind == "leaf" and t.dimension in ("tasks", "examples"))]
 
 
 def _leaf_lines(rule: Rule) -> Iterator[str]:
-    yield f"{configured(rule.configuration)}  [{_MARKS[rule.status]}{'' if rule.kind != 'study' or rule.decided else ', undecided'}]"
+    undecided = rule.kind == "study" and not rule.decided
+    yield f"{configured(rule.configuration)}  [{_MARKS[rule.status]}{', undecided' if undecided else ''}]"
     yield rule.says
     if rule.kind != "leaf":
         where = "; ".join(f"{t.dimension} {t.value}" for t in rule.condition.terms() if t.dimension != "task")

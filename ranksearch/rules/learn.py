@@ -19,13 +19,24 @@ from ranksearch.rules.sweeps import rank_words, sweep_rules
 
 __all__ = ["learn"]
 
-_TOLD = ("r", "lora_alpha", "use_rslora", "learning_rate", "head_lr_ratio", "loraplus_lr_ratio", "target_modules", "batch_size", "max_steps")
+_TOLD = (
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "learning_rate",
+    "head_lr_ratio",
+    "loraplus_lr_ratio",
+    "target_modules",
+    "batch_size",
+    "max_steps",
+)
 """What a study's leaf shows of its configuration; `recommended` holds all of it."""
 
 
 def learn(evidence: Evidence) -> Flow:
     """The decision flow of all evidence: priors first, then what was learned beside them."""
-    studies = [_study_rule(row) for row in evidence.decisions().to_dict("records")]
+    decisions = evidence.decisions().sort_values("measured_at", kind="stable")
+    studies = [_study_rule(row) for row in decisions.to_dict("records")]
     sweeps, left_out = sweep_rules(evidence.runs())
     priors = [_judged(rule, studies, sweeps) for rule in prior_rules()]
     return Flow(rules=(*priors, *studies, *sweeps), left_out=tuple(left_out))
@@ -79,12 +90,16 @@ def _known(value: Any) -> float | None:
 
 
 def _judged(rule: Rule, studies: Sequence[Rule], sweeps: Sequence[Rule]) -> Rule:
-    """A prior with the verdicts of the studies that it speaks of; of one model and data set the newest study counts."""
+    """A prior with the verdicts of the studies that it speaks of; of one model and data set the newest study counts.
+
+    It is confirmed when more studies confirm than contradict it: a rule that fails as often as it holds is none.
+    """
     matching = {(s.condition.model, s.condition.dataset): s for s in studies if _speaks_of(rule.condition, s.condition)}
     verdicts = [_verdict(rule, study) for study in matching.values()]
     for sweep in sweeps:
         if sweep.kind == "sweep" and _speaks_of(rule.condition, sweep.condition):
-            numbers = f"{sweep.support.studies} models, single runs, at each rank's best shared rate: {rank_words(sweep)} on average."
+            where = f"{sweep.support.studies} models, single runs, at each rank's best shared rate"
+            numbers = f"{where}: {rank_words(sweep)} on average."
             verdicts.append(Verdict(study=sweep.id, verdict="open", numbers=numbers))
     confirming = sum(v.verdict == "confirms" for v in verdicts)
     against = sum(v.verdict.startswith("contradicts") for v in verdicts)
@@ -129,19 +144,24 @@ def _verdict(rule: Rule, study: Rule) -> Verdict:
     if tolerance is None or len(curve) < 2:
         return Verdict(study=name, verdict="open", numbers="it compared no two ranks.")
     inside = [r for r in curve if wanted.holds(r)]
+    margin = f"margin {tolerance:.3g}, {decision.get('seeds')} seeds"
     if chosen is not None and chosen <= (wanted.most or 0):
         point = curve[chosen]
-        numbers = f"r={chosen} loses at most {point['upper_bound']:.3g} (margin {tolerance:.3g}, {decision.get('seeds')} seeds)"
+        numbers = f"r={chosen} loses at most {point['upper_bound']:.3g} ({margin})"
         if chosen == min(curve):
             numbers += "; no smaller rank was compared"
         fits = wanted.holds(chosen)
         return Verdict(study=name, verdict="confirms" if fits else "contradicts: less suffices", numbers=numbers + ".")
     if not inside:
-        return Verdict(study=name, verdict="open", numbers=f"none of the ranks that it compared ({_ranks(curve)}) lies within {wanted}.")
+        return Verdict(
+            study=name,
+            verdict="open",
+            numbers=f"none of the ranks that it compared ({_ranks(curve)}) lies within {wanted}.",
+        )
     # The bound of a rank other than the best is its loss plus the half-width, so its loss less the half-width is this.
     least = {r: 2 * curve[r]["loss"] - curve[r]["upper_bound"] for r in inside if curve[r]["upper_bound"] is not None}
     numbers = "; ".join(f"r={r} loses {curve[r]['loss']:.3g}, at least {least[r]:.3g}" for r in inside if r in least)
-    told = f"{numbers or 'no interval'} (margin {tolerance:.3g}, {decision.get('seeds')} seeds)."
+    told = f"{numbers or 'no interval'} ({margin})."
     if least and len(least) == len(inside) and min(least.values()) > tolerance:
         return Verdict(study=name, verdict="contradicts: more is needed", numbers=told)
     return Verdict(study=name, verdict="open", numbers=f"neither shown to suffice nor to fall short: {told}")

@@ -32,7 +32,15 @@ _TREE = "practitioners' decision flow for rank and alpha"
 
 
 def _leaf(name: str, condition: Condition, configuration: dict[str, Any], says: str) -> Rule:
-    return Rule(id=f"prior-{name}", kind="leaf", status="prior", condition=condition, configuration=configuration, says=says, sources=(_TREE,))
+    return Rule(
+        id=f"prior-{name}",
+        kind="leaf",
+        status="prior",
+        condition=condition,
+        configuration=configuration,
+        says=says,
+        sources=(_TREE,),
+    )
 
 
 def prior_rules() -> tuple[Rule, ...]:

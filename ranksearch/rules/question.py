@@ -77,11 +77,22 @@ def make_question(
     faults = []
     if task is not None and task not in TASKS:
         near = get_close_matches(task, TASKS, n=1)
-        remedy = f"Did you mean `{near[0]}`?" if near else "Leave it out if it is neither; the answer is then that no rule speaks of it."
+        remedy = (
+            f"Did you mean `{near[0]}`?"
+            if near
+            else "Leave it out if it is neither; the answer is then that no rule speaks of it."
+        )
         faults.append(Fault("`task` must be classification or generation", repr(task), "--task", remedy))
-    for name, value in (("examples", examples), ("tokens", tokens), ("tasks", tasks), ("model-parameters", model_parameters)):
+    for name, value in (
+        ("examples", examples),
+        ("tokens", tokens),
+        ("tasks", tasks),
+        ("model-parameters", model_parameters),
+    ):
         if value is not None and value < 1:
-            faults.append(Fault(f"`{name}` must be at least 1", str(value), f"--{name}", "Give the count, or leave it out."))
+            faults.append(
+                Fault(f"`{name}` must be at least 1", str(value), f"--{name}", "Give the count, or leave it out.")
+            )
     if faults:
         raise InputError(faults)
     source = None if model_parameters is None else "given"

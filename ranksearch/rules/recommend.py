@@ -61,7 +61,8 @@ class Recommendation(_Model):
 
     question: Question
     recommended: dict[str, Any] | None
-    """Every parameter of a run by the names of `search --json`; None when abstained. A value of None is the reader's to choose."""
+    """Every parameter of a run by the names of `search --json`, None for one that is the reader's to choose; None when
+    abstained."""
     why: str
     basis: Basis
     expected_loss: Effect | None
@@ -100,9 +101,18 @@ def recommend(
         flow, task=task, model=model, model_parameters=model_parameters, examples=examples, tokens=tokens, tasks=tasks
     )
     if question.task is None:
-        return _abstain(question, "The task is not told, and every rule begins with it: give --task classification or --task generation.")
-    measured = [(rule, distance(question, rule)) for rule in flow.of("study", "sweep", "single-runs") if rule.condition.task == question.task]
-    near = sorted((pair for pair in measured if pair[1].near), key=lambda pair: (_order(pair[0]), pair[1].size, pair[0].id))
+        return _abstain(
+            question,
+            "The task is not told, and every rule begins with it: give --task classification or --task generation.",
+        )
+    measured = [
+        (rule, distance(question, rule))
+        for rule in flow.of("study", "sweep", "single-runs")
+        if rule.condition.task == question.task
+    ]
+    near = sorted(
+        (pair for pair in measured if pair[1].near), key=lambda pair: (_order(pair[0]), pair[1].size, pair[0].id)
+    )
     if near:
         return _from_measured(question, flow, near[0][0], [rule for rule, _ in near[1:]])
     return _from_prior(question, flow, measured)
@@ -216,7 +226,10 @@ def _other_ranks(rule: Rule) -> list[Alternative]:
 def _other_rules(rules: Sequence[Rule]) -> list[Alternative]:
     names = ("r", "lora_alpha", "learning_rate")
     return [
-        Alternative(changes={n: r.configuration[n] for n in names if n in r.configuration}, why=f"{r.says} ({', '.join(r.sources)})")
+        Alternative(
+            changes={n: r.configuration[n] for n in names if n in r.configuration},
+            why=f"{r.says} ({', '.join(r.sources)})",
+        )
         for r in rules
     ]
 
@@ -226,38 +239,64 @@ def _from_prior(question: Question, flow: Flow, measured: Sequence[tuple[Rule, D
     speaking = [rule for rule in leaves if _covers(rule, question)]
     elsewhere = [_far_alternative(rule, away) for rule, away in measured]
     if not speaking:
-        asked = ", ".join(f"{n} {v:,}" for n in ("examples", "model_parameters") if (v := getattr(question, n)) is not None)
+        asked = ", ".join(
+            f"{n} {v:,}" for n in ("examples", "model_parameters") if (v := getattr(question, n)) is not None
+        )
         return _abstain(question, f"No rule speaks of a case like this ({asked}): {SCOPE}.", elsewhere)
     short = [v for rule in speaking for v in rule.verdicts if v.verdict == "contradicts: more is needed"]
     failed = [rule for rule in speaking if rule.status == "contradicted"]
     if failed and short:
         told = "; ".join(f"{v.study}: {v.numbers}" for v in short)
-        return _abstain(question, f"The prior that speaks here ({failed[0].says}) fell short where it was tested ({told}), and nothing measured is near.", elsewhere)
+        return _abstain(
+            question,
+            f"The prior that speaks here ({failed[0].says}) fell short where it was tested ({told}), "
+            "and nothing measured is near.",
+            elsewhere,
+        )
     values = usual(question.task or "")
     parameters = dict.fromkeys(values, _USUAL)
-    parameters["learning_rate"] = f"{RATE_FACTOR} x a usual full fine-tuning rate of {FULL_RATE[question.task or '']:g}; use your own rate x {RATE_FACTOR} if you have one"
+    parameters["learning_rate"] = (
+        f"{RATE_FACTOR} x a usual full fine-tuning rate of {FULL_RATE[question.task or '']:g}; "
+        f"if you have a rate of your own, take {RATE_FACTOR} x that"
+    )
     rule = speaking[0]
     rank = rule.configuration["r"]
     values = {"method": values["method"], "r": int(rank["most"])} | values
-    parameters["r"] = f"upper end of the prior's {rank['least']} to {rank['most']}: too low a rank costs more than too high a one"
+    parameters["r"] = (
+        f"upper end of the prior's {rank['least']} to {rank['most']}: too low a rank costs more than too high a one"
+    )
     alternatives = [Alternative(changes={"r": int(rank["least"])}, why="The lower end of the prior's range.")]
     alphas = {r.configuration["lora_alpha"] for r in speaking if "lora_alpha" in r.configuration}
     if len(alphas) == 1:
         values["lora_alpha"] = alphas.pop()
         parameters["lora_alpha"] = "the prior's"
     elif alphas:
-        alternatives.append(Alternative(changes={"lora_alpha": 16}, why="The prior's alpha for at most 10,000 examples; how many there are was not told."))
+        alternatives.append(
+            Alternative(
+                changes={"lora_alpha": 16},
+                why="The prior's alpha for at most 10,000 examples; how many there are was not told.",
+            )
+        )
     values["task"] = question.task
     if question.model is not None:
         values["model"] = question.model
     alternatives += _more_ranks(question, values["r"])
-    statuses: dict[str, Any] = {"confirmed": "prior, confirmed elsewhere", "contradicted": "prior, contradicted elsewhere"}
+    statuses: dict[str, Any] = {
+        "confirmed": "prior, confirmed elsewhere",
+        "contradicted": "prior, contradicted elsewhere",
+    }
     status = statuses.get(rule.status, "prior, not measured here")
     return Recommendation(
         question=question,
         recommended=values,
         why=f"{rule.says} {_standing(rule)}",
-        basis=Basis(status=status, rules=tuple(r.id for r in speaking), sources=rule.sources, parameters=parameters, how_sure=_prior_sureness(rule)),
+        basis=Basis(
+            status=status,
+            rules=tuple(r.id for r in speaking),
+            sources=rule.sources,
+            parameters=parameters,
+            how_sure=_prior_sureness(rule),
+        ),
         expected_loss=None,
         alternatives=(*alternatives, *elsewhere),
         abstained=False,
@@ -269,7 +308,10 @@ def _covers(rule: Rule, question: Question) -> bool:
     condition = rule.condition
     if condition.tasks is not None and not condition.tasks.holds(question.tasks):
         return False
-    for reach, asked in ((condition.examples, question.examples), (condition.model_parameters, question.model_parameters)):
+    for reach, asked in (
+        (condition.examples, question.examples),
+        (condition.model_parameters, question.model_parameters),
+    ):
         if reach is not None and asked is not None and not reach.holds(asked):
             return False
     return True
@@ -277,7 +319,11 @@ def _covers(rule: Rule, question: Question) -> bool:
 
 def _standing(rule: Rule) -> str:
     told = "; ".join(f"{v.study} {v.verdict}: {v.numbers}" for v in rule.verdicts if v.verdict != "open")
-    return f"Where it was tested: {told}" if told else "This is practitioners' folklore, which is no evidence: no study here has tested it."
+    return (
+        f"Where it was tested: {told}"
+        if told
+        else "This is practitioners' folklore, which is no evidence: no study here has tested it."
+    )
 
 
 def _prior_sureness(rule: Rule) -> str:
@@ -290,19 +336,30 @@ def _prior_sureness(rule: Rule) -> str:
 
 def _more_ranks(question: Question, r: int) -> list[Alternative]:
     """Ranks that the source documents would add for several tasks and many tokens, up to the ladder's top."""
-    out = []
+    out: list[Alternative] = []
     if question.task == "generation" and question.tasks > 1:
         base = 16
-        for factor, told in ((1, "as for one task"), (2, "twice that of one task"), (question.tasks, "once for every task")):
+        for factor, told in (
+            (1, "as for one task"),
+            (2, "twice that of one task"),
+            (question.tasks, "once for every task"),
+        ):
             if (other := min(base * factor, LADDER_TOP)) not in (r, *(a.changes["r"] for a in out)):
-                out.append(Alternative(changes={"r": other}, why=f"The rank {told}: how it grows with the tasks depends on the tasks."))
+                out.append(
+                    Alternative(
+                        changes={"r": other}, why=f"The rank {told}: how it grows with the tasks depends on the tasks."
+                    )
+                )
     if question.tokens is not None and (more := question.tokens // 1_000_000):
         wanted = r + more
-        capped = "" if wanted <= LADDER_TOP else f" (r={wanted:,} by the rule, cut at {LADDER_TOP}, the top of its ladder)"
+        capped = (
+            "" if wanted <= LADDER_TOP else f" (r={wanted:,} by the rule, cut at {LADDER_TOP}, the top of its ladder)"
+        )
         out.append(
             Alternative(
                 changes={"r": min(wanted, LADDER_TOP)},
-                why=f"The source documents add 1 rank a million training tokens{capped}; an upper bound, for what counts is parameters per rank.",
+                why=f"The source documents add 1 rank a million training tokens{capped}; an upper bound, for what "
+                "counts is parameters per rank.",
             )
         )
     return out

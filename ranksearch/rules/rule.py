@@ -175,6 +175,10 @@ def configured(configuration: Mapping[str, Any]) -> str:
     for name, value in configuration.items():
         if isinstance(value, Mapping) and set(value) <= {"least", "most"}:
             told.append(f"{name} {Range(**value)}")
+        elif isinstance(value, Mapping):
+            told.append(f"{name} {configured(value)}")
+        elif isinstance(value, list | tuple):
+            told.append(f"{name} {' '.join(map(str, value))}")
         else:
             told.append(f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}")
     return ", ".join(told)

@@ -5,7 +5,6 @@ Runs of our own studies are not used here: their decision speaks for them. Knows
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from ranksearch.config import whole
 from ranksearch.rules.rule import Condition, Effect, Range, Rule, Support
 
 __all__ = ["LEAST_MODELS", "MARGIN", "rank_words", "sweep_rules"]
@@ -38,12 +38,16 @@ def sweep_rules(runs: pd.DataFrame) -> tuple[list[Rule], list[str]]:
     """The rules of imported plain LoRA runs, and a sentence for each set of runs that gave none."""
     foreign = runs[runs["source"] != "ranksearch"]
     usable = foreign[
-        (foreign["method"] == "lora") & foreign["variant"].isna() & foreign["direction"].notna() & foreign["task"].notna()
+        (foreign["method"] == "lora")
+        & foreign["variant"].isna()
+        & foreign["direction"].notna()
+        & foreign["task"].notna()
     ]
     told = []
     if len(foreign) > len(usable):
         told.append(
-            f"{len(foreign) - len(usable)} imported runs are not plain LoRA, or their task or direction is not known: no rule is made of them."
+            f"{len(foreign) - len(usable)} imported runs give no rule: they are not plain LoRA, or their task or "
+            "direction is not known."
         )
     rules: list[Rule] = []
     families: dict[tuple[Any, ...], dict[str, pd.DataFrame]] = {}
@@ -71,19 +75,26 @@ def _losses(part: pd.DataFrame) -> dict[Cell, float]:
     """Cell -> mean value over its runs, smaller is better; infinite where any run diverged."""
     sign = 1.0 if part["direction"].iloc[0] == "minimize" else -1.0
     cells: dict[Cell, list[float]] = {}
-    for row in part[["r", "learning_rate", "value", "outcome"]].itertuples(index=False):
-        if row.outcome == "complete" and not pd.isna(row.value):
-            cells.setdefault((int(row.r), float(row.learning_rate)), []).append(sign * float(row.value))
-        elif row.outcome == "diverged":
-            cells.setdefault((int(row.r), float(row.learning_rate)), []).append(np.inf)
+    for row in part[["r", "learning_rate", "value", "outcome"]].to_dict("records"):
+        cell = int(row["r"]), float(row["learning_rate"])
+        if row["outcome"] == "complete" and not pd.isna(row["value"]):
+            cells.setdefault(cell, []).append(sign * float(row["value"]))
+        elif row["outcome"] == "diverged":
+            cells.setdefault(cell, []).append(np.inf)
     return {cell: float(np.mean(values)) for cell, values in cells.items()}
 
 
 def _sweep(ranks: Sequence[int], parts: Mapping[str, pd.DataFrame]) -> Rule | None:
     """One configuration for all models of a sweep, its regret measured on each model by choosing on the others."""
     measured = {group: _losses(part) for group, part in parts.items()}
-    best = {group: min(cells.values()) for group, cells in measured.items() if cells and np.isfinite(min(cells.values()))}
-    regrets = {group: {c: (v - best[group]) / abs(best[group]) for c, v in measured[group].items()} for group in best if best[group]}
+    best = {
+        group: min(cells.values()) for group, cells in measured.items() if cells and np.isfinite(min(cells.values()))
+    }
+    regrets = {
+        group: {c: (v - best[group]) / abs(best[group]) for c, v in measured[group].items()}
+        for group in best
+        if best[group]
+    }
     chosen = _choose(list(regrets.values()))
     if len(regrets) < LEAST_MODELS or chosen is None:
         return None
@@ -113,10 +124,7 @@ def _sweep(ranks: Sequence[int], parts: Mapping[str, pd.DataFrame]) -> Rule | No
             tasks=_tasks(table),
         ),
         configuration={"r": r, "learning_rate": rate} | _shared(table),
-        says=(
-            f"Over {len(models)} models on {first['dataset']} r={r} with learning rate {rate:g} is the smallest rank whose "
-            f"{first['metric']} is on average within {MARGIN:.0%} of each model's best run."
-        ),
+        says=_says(first.to_dict(), len(models), chosen, next(p["relative_loss"] for p in curve if p["r"] == r)),
         support=Support(studies=len(models), runs=len(table), models=models, datasets=(str(first["dataset"]),)),
         effect=None
         if not held_out
@@ -126,11 +134,19 @@ def _sweep(ranks: Sequence[int], parts: Mapping[str, pd.DataFrame]) -> Rule | No
             interval=_interval(values),
             level=_LEVEL if len(values) > 1 else None,
             relative=relative,
-            against=f"the best of each model's own runs, chosen on the other models each time, over {len(held_out)} of {len(models)} models",
+            against=f"each model's best run, chosen on the other models, over {len(held_out)} of {len(models)} models",
         ),
         sources=tuple(sorted(f"{s} ({f})" for s, f in set(zip(table["source"], table["source_file"], strict=True)))),
         decision={"margin": MARGIN, "curve": curve},
     )
+
+
+def _says(first: Mapping[Any, Any], models: int, chosen: Cell, loss: float) -> str:
+    what = f"Over {models} models on {first['dataset']} r={chosen[0]} with learning rate {chosen[1]:g}"
+    if loss <= MARGIN:
+        within = f"on average within {MARGIN:.0%} of each model's best"
+        return f"{what} is the smallest rank whose {first['metric']} is {within}."
+    return f"{what} loses least in {first['metric']}, {loss:.1%} on average; no rank is within {MARGIN:.0%}."
 
 
 def _choose(regrets: Sequence[Mapping[Cell, float]]) -> Cell | None:
@@ -170,13 +186,15 @@ def _interval(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, flo
 
 def _best_single(part: pd.DataFrame) -> Rule | None:
     """The best of runs that were made once each: a hint without an interval."""
-    whole = part[(part["outcome"] == "complete") & part["value"].notna()]
-    if whole.empty:
+    ended = part[(part["outcome"] == "complete") & part["value"].notna()]
+    if ended.empty:
         return None
-    first = whole.iloc[0]
-    top = whole.loc[whole["value"].idxmin() if first["direction"] == "minimize" else whole["value"].idxmax()]
+    first = ended.iloc[0]
+    top = ended.sort_values("value", ascending=first["direction"] == "minimize", kind="stable").iloc[0]
     size = None if pd.isna(top["model_parameters"]) else float(top["model_parameters"])
-    configuration = {"r": int(top["r"]), "learning_rate": float(top["learning_rate"])} | _shared(part.loc[[top.name]])
+    configuration = {"r": int(top["r"]), "learning_rate": float(top["learning_rate"])} | _shared(
+        ended[ended["id"] == top["id"]]
+    )
     return Rule(
         id=f"best-of-{top['dataset']}-{top['model'].rsplit('/', 1)[-1]}".lower(),
         kind="single-runs",
@@ -186,15 +204,15 @@ def _best_single(part: pd.DataFrame) -> Rule | None:
             model=top["model"],
             model_parameters=size,
             dataset=top["dataset"],
-            examples=_rows_seen(whole),
-            tasks=_tasks(whole),
+            examples=_rows_seen(ended),
+            tasks=_tasks(ended),
         ),
         configuration=configuration,
         says=(
-            f"Best of {len(whole)} runs of {top['model']} on {top['dataset']}: {top['metric']} {top['value']:.4g}. "
+            f"Best of {len(ended)} runs of {top['model']} on {top['dataset']}: {top['metric']} {top['value']:.4g}. "
             "Each was made once, so their order may be noise."
         ),
-        support=Support(studies=1, runs=len(whole), models=(str(top["model"]),), datasets=(str(top["dataset"]),)),
+        support=Support(studies=1, runs=len(ended), models=(str(top["model"]),), datasets=(str(top["dataset"]),)),
         sources=(f"{top['source']} ({top['source_file']})",),
     )
 
@@ -205,9 +223,9 @@ def _shared(table: pd.DataFrame) -> dict[str, Any]:
     for name in (*_REST, "batch_size"):
         values = table[name].dropna().unique()
         if len(values) == 1 and table[name].notna().all():
-            value = values[0]
-            told[name] = value.item() if hasattr(value, "item") else value
-    return json.loads(json.dumps(told))  # type: ignore[no-any-return]
+            value = values[0].item() if hasattr(values[0], "item") else values[0]
+            told[name] = whole(value) if name == "lora_alpha" else value
+    return told
 
 
 def _rows_seen(table: pd.DataFrame) -> Range | None:

@@ -113,9 +113,9 @@ def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
         faults += more
     prepared = None
     if examined.data is not None and examined.task in ("classification", "generation"):
-        seed = examined.spec.seed if examined.spec is not None else 0
         task: Any = examined.task
-        data = check_data(examined.data, task, examined.base_dir, tokenizer, seed)
+        # The split is the same whatever the study's seed: studies on one data set can then be compared.
+        data = check_data(examined.data, task, examined.base_dir, tokenizer)
         prepared = data.prepared
         faults += data.faults
         notes += data.notes

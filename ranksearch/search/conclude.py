@@ -77,7 +77,7 @@ def recommended_json(trial: TrialRecord, study: StudyRecord) -> dict[str, Any]:
         "precision": study.spec["precision"],
         "gradient_accumulation": study.spec["gradient_accumulation"],
         "gradient_checkpointing": study.spec["gradient_checkpointing"],
-        "max_length": study.data["max_length"],
+        "max_length": study.data["max_length"]["tokens"],
         "model": study.spec["model"]["id"],
         "task": study.spec["task"],
     }

@@ -61,21 +61,21 @@ class Progress:
         """Takes in what earlier sessions did."""
         self._trials.update(trials)
 
-    def study(self, record: StudyRecord) -> None:
+    def publish_study(self, study: StudyRecord) -> None:
         """Nothing: the answer is told at the end."""
 
-    def trial(self, record: TrialRecord) -> None:
+    def publish_trial(self, trial: TrialRecord) -> None:
         """Takes in a change and, without a live table, says it in a line."""
         if self._steps_before is None:
             self._steps_before = sum(t.cost.steps for t in self._trials.values())
             self._began = time.monotonic()
-        before = self._trials.get(record.number)
-        self._trials[record.number] = record
+        before = self._trials.get(trial.number)
+        self._trials[trial.number] = trial
         if self._quiet or self._live is not None:
             return
-        if before is not None and before.state == record.state and len(before.reports) == len(record.reports):
+        if before is not None and before.state == trial.state and len(before.reports) == len(trial.reports):
             return
-        self._console.print(self._line(record), highlight=False, soft_wrap=True)
+        self._console.print(self._line(trial), highlight=False, soft_wrap=True)
 
     def message(self, text: str) -> None:
         """Says a sentence."""

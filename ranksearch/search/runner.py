@@ -46,10 +46,10 @@ _ENVIRONMENT = {
 class Listener(Protocol):
     """Hears of everything that changes; must return at once."""
 
-    def study(self, record: StudyRecord) -> None:
+    def publish_study(self, study: StudyRecord) -> None:
         """The study's record changed."""
 
-    def trial(self, record: TrialRecord) -> None:
+    def publish_trial(self, trial: TrialRecord) -> None:
         """A trial's record changed."""
 
 
@@ -88,7 +88,7 @@ def run_study(
     def put(record: StudyRecord) -> StudyRecord:
         folder.write_study(record)
         for listener in listeners:
-            listener.study(record)
+            listener.publish_study(record)
         return record
 
     study = put(study)
@@ -114,7 +114,7 @@ def run_study(
             trials=old,
             files=folder,
             limits=Limits(spec.budget.max_steps_total, None if hours is None else hours * 3600, used),
-            listeners=[listener.trial for listener in listeners],
+            listeners=[listener.publish_trial for listener in listeners],
         )
         session: dict[str, Any] = {
             "began_at": began_at.isoformat(),

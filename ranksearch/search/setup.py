@@ -77,8 +77,9 @@ def comparable(spec: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, An
         out[f"objective.{key}"] = spec["objective"][key]
     for key in ("min_steps", "max_steps", "reduction_factor"):
         out[f"budget.{key}"] = spec["budget"][key]
-    for split, digest in sorted(data.get("sha256", {}).items()):
-        out[f"data ({split} rows)"] = digest
+    for part, facts in sorted(data["parts"].items()):
+        out[f"data.{part} (its rows)"] = facts["sha256"]
+    out["data.max_length"] = data["max_length"]["tokens"]
     return out
 
 

@@ -17,7 +17,7 @@ from ranksearch.config import TrialConfig
 from ranksearch.records import Cost
 from ranksearch.search.coordinator import Launch, Update
 from ranksearch.search.tune import RESULT_KEY
-from ranksearch.search.worker import WorkerSetup
+from ranksearch.search.worker import WorkerSetup, locate_model
 
 if TYPE_CHECKING:
     from ranksearch.training import AdapterRun, Workbench
@@ -39,21 +39,24 @@ def job_of(launch: Launch) -> dict[str, Any]:
 
 def make_workbench(worker: WorkerSetup) -> Workbench:
     """The study's base model and data, in this process."""
-    from ranksearch.training import Workbench, pin_threads
+    from ranksearch.training import ModelSource, Workbench, pin_threads
 
     pin_threads(worker.threads)
+    model = worker.model
+    source = ModelSource(
+        locate_model(model, Path(worker.base_dir)),
+        name=model.id,
+        revision=model.revision,
+        dtype=model.dtype,
+        trust_remote_code=model.trust_remote_code,
+    )
     return Workbench(
-        worker.model_path,
-        worker.model_facts,
+        source,
         worker.prepared,
-        task=worker.task,
-        revision=worker.model.revision,
-        trust_remote_code=worker.model.trust_remote_code,
-        dtype=worker.model.dtype,
         precision=worker.precision,
+        device="cuda" if worker.on_gpu else "cpu",
         gradient_accumulation=worker.gradient_accumulation,
         gradient_checkpointing=worker.gradient_checkpointing,
-        seed=worker.seed,
     )
 
 
@@ -182,4 +185,4 @@ def evaluate_on_test(worker: WorkerSetup, adapter: str, config: dict[str, Any]) 
     workbench = make_workbench(worker)
     metrics = evaluate_saved(workbench, Path(worker.study_folder) / adapter, "test")
     bare = {name.split("/", 1)[1]: value for name, value in metrics.items()}
-    return {"n": worker.prepared.rows("test"), "metrics": bare}
+    return {"n": len(worker.prepared.test), "metrics": bare}

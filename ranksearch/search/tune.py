@@ -97,3 +97,7 @@ class StudyScheduler(FIFOScheduler):  # type: ignore[misc]
         text = str(trial.get_error() or trial.get_pickled_error() or "the worker's process died")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         self._coordinator.fail(self._numbers[trial.trial_id], lines[-1] if lines else text, memory=self._is_memory(text))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As for the searcher.
+        return {}

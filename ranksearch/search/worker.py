@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from ranksearch.assets import fetch
 from ranksearch.data import Prepared
-from ranksearch.lora import ModelFacts
 from ranksearch.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -46,16 +45,14 @@ class WorkerSetup:
     model: ModelSpec
     base_dir: str
     """Folder that a relative model path is relative to."""
-    model_facts: ModelFacts
-    task: str
     prepared: Prepared
     precision: str
     gradient_accumulation: int
     gradient_checkpointing: bool
+    on_gpu: bool
     threads: int
     top_rank: int
     """The largest rank of the space: smaller adapters start as its first rows."""
-    seed: int
 
     @classmethod
     def of(cls, setup: StudySetup, folder: Path) -> WorkerSetup:
@@ -65,13 +62,11 @@ class WorkerSetup:
             study_folder=str(folder.resolve()),
             model=spec.model,
             base_dir=str(setup.base_dir),
-            model_facts=setup.model,
-            task=spec.task,
             prepared=setup.prepared,
             precision=spec.precision,
             gradient_accumulation=spec.gradient_accumulation,
             gradient_checkpointing=spec.gradient_checkpointing,
+            on_gpu=spec.resources.gpus_per_trial > 0,
             threads=max(1, int(spec.resources.cpus_per_trial)),
             top_rank=max(spec.parameters.ranks()),
-            seed=spec.seed,
         )

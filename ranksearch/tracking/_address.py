@@ -18,8 +18,10 @@ _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 
 
 _CONNECT_SECONDS = 3.0
 
-# Greedy up to the last "@", because an unescaped "@" in a password must not show the rest of it.
-_LOGIN = re.compile(r"^(?P<scheme>[\w+.-]+)://(?P<user>[^:/@?#]*)(?P<password>:.*)?@")
+# Greedy up to the last "@", because an unescaped "@" in a password must not show the rest of it. Databases take an
+# unescaped "/" there too.
+_DATABASE_LOGIN = re.compile(r"^(?P<scheme>[\w+.-]+)://(?P<user>[^:/@?#]*)(?P<password>:.*)?@")
+_HTTP_LOGIN = re.compile(r"^(?P<scheme>https?)://(?P<user>[^:/@?#]*)(?P<password>:[^/?#]*)?@")
 _SECRET_QUERY = re.compile(r"([?&;][^=&;]*(?:pass|pwd|token|secret|key)[^=&;]*=)[^&;]*", re.IGNORECASE)
 _ADDRESS = re.compile(r"[\w+.-]+://[^\s'\"<>]+")
 
@@ -31,7 +33,11 @@ def default_uri(home: Path) -> str:
 
 def redact(uri: str) -> str:
     """The URI with `***` for its password, for a token given as the user, and for secrets in its query."""
-    return _SECRET_QUERY.sub(r"\1***", _LOGIN.sub(_hidden, uri))
+    return _SECRET_QUERY.sub(r"\1***", _login(uri).sub(_hidden, uri))
+
+
+def _login(uri: str) -> re.Pattern[str]:
+    return _HTTP_LOGIN if uri.startswith(("http:", "https:")) else _DATABASE_LOGIN
 
 
 def _hidden(login: re.Match[str]) -> str:
@@ -45,7 +51,7 @@ def scrub(text: str, uri: str) -> str:
     """A message of another library without the secrets of the URI that it is about."""
     text = text.replace(uri, redact(uri))
     text = _ADDRESS.sub(lambda m: redact(m[0]), text)
-    login = _LOGIN.match(uri)
+    login = _login(uri).match(uri)
     secret = (login["password"] or "")[1:] if login else ""
     for shown in {secret, unquote(secret)}:
         # One or two letters stand in every sentence; hiding them would only point at them.

@@ -206,7 +206,10 @@ class Tracker:
         with self._changed:
             todo = self._todo()
         if STUDY not in self._cursor.runs:
-            self._begin(STUDY, study_image(self._study), None)
+            try:
+                self._begin(STUDY, study_image(self._study), None)
+            except Refused as error:
+                raise TrackingError(f"MLflow at {self._server.shown} refused the study's run ({error}).") from error
             self._save()
         for key in todo:
             with self._changed:
@@ -238,11 +241,12 @@ class Tracker:
                     runs[key] = Sent(run_id=run.run_id)
             self._cursor.experiment_id = self._server.experiment_id
             self._waiting.setdefault(STUDY, self._study)
-            deleted = {key for key, run in found.items() if run.deleted} - self._deleted
-            self._deleted |= deleted
+            deleted = {key for key, run in found.items() if run.deleted}
+            news = deleted - self._deleted
+            self._deleted = deleted
         self._connected = True
-        if deleted:
-            self._notify(f"{len(deleted)} runs of this study were deleted at {self._server.shown}; they stay deleted.")
+        if news:
+            self._notify(f"{len(news)} runs of this study were deleted at {self._server.shown}; they stay deleted.")
         if gone:
             self._notify(
                 f"MLflow at {self._server.shown} no longer has {len(gone)} runs of this study; "

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from ranksearch.config import whole
 from ranksearch.records import RungReport, StudyRecord, TrialRecord
 from ranksearch.tracking._address import redact
 
@@ -221,7 +222,7 @@ def _text(value: object) -> str:
     if isinstance(value, (list, tuple)):
         plain = all(isinstance(v, str) for v in value)
         return ", ".join(value) if plain else json.dumps(list(value), default=str)
-    return str(value)
+    return str(whole(value) if isinstance(value, float) else value)
 
 
 def _as_params(values: Mapping[str, Any]) -> dict[str, str]:

@@ -10,11 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ranksearch.training.adapter_run import AdapterRun, evaluate_saved
+    from ranksearch.training.adapter_run import AdapterRun
     from ranksearch.training.device import pin_threads, resolve_precision
     from ranksearch.training.failures import Diverged, OutOfMemory
     from ranksearch.training.loop import Outcome, train
     from ranksearch.training.model import ModelSource, inspect_model
+    from ranksearch.training.saving import evaluate_saved
     from ranksearch.training.targets import Targets, rank_faults, resolve_targets, shortest_suffixes
     from ranksearch.training.workbench import Workbench
 
@@ -44,7 +45,7 @@ _HOME = {
     "Outcome": "loop",
     "Targets": "targets",
     "Workbench": "workbench",
-    "evaluate_saved": "adapter_run",
+    "evaluate_saved": "saving",
     "inspect_model": "model",
     "pin_threads": "device",
     "rank_faults": "targets",

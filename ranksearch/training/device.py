@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
@@ -39,7 +39,7 @@ _WORTH = 1.25
 
 
 def pin_threads(threads: int) -> None:
-    """Keeps torch, and what it starts, to so many threads: two busy processes on shared cores slow each other tenfold."""
+    """Keeps torch to so many threads: two busy processes that share cores slow each other down tenfold."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
     torch.set_num_threads(threads)
@@ -69,10 +69,11 @@ def resolve_precision(precision: str, dtype: str, device: torch.device) -> Preci
     if precision == "auto":
         chosen: Precision = held or ("bf16" if _bf16_pays(device.type) else "fp32")
     else:
-        chosen = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}[precision]  # type: ignore[assignment]
+        chosen = cast(Precision, precision)
         if held is not None and held != chosen:
             rule = "`precision` and the model's `dtype` must name one type: activations follow the frozen weights"
-            raise DataError(Fault(rule, f"precision={precision}, dtype={dtype}", "precision, model.dtype", "Leave one at auto."))
+            got = f"precision={precision}, dtype={dtype}"
+            raise DataError(Fault(rule, got, "precision, model.dtype", "Leave one at auto."))
     if chosen == "fp16" and device.type == "cpu":
         rule = "fp16 must be trained on a GPU: a CPU computes it slowly and overflows"
         raise DataError(Fault(rule, f"fp16 on {device.type}", "precision", "Take bf16, fp32 or auto."))
@@ -82,7 +83,7 @@ def resolve_precision(precision: str, dtype: str, device: torch.device) -> Preci
 @functools.cache
 def _bf16_pays(kind: str) -> bool:
     if kind == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     seconds: dict[torch.dtype, float] = {}
     for dtype in (torch.float32, torch.bfloat16):
         left, right = torch.ones(256, 512, dtype=dtype), torch.ones(512, 1024, dtype=dtype)

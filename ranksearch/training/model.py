@@ -5,12 +5,10 @@ No question is asked, no code of a model's own is run unless the spec says so, a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import socket
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,12 @@ from typing import Any
 import torch
 from huggingface_hub import constants as hub
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from ranksearch.errors import DataError, Fault
 from ranksearch.lora import ModelFacts
 from ranksearch.training.facts import head_modules, model_facts
+from ranksearch.training.failures import OutOfMemory, memory_guard
+from ranksearch.training.quiet import quiet_loading
 
 __all__ = ["Loaded", "ModelSource", "inspect_model", "load_model"]
 
@@ -73,7 +72,7 @@ def inspect_model(source: ModelSource, task: str, num_labels: int) -> ModelFacts
         DataError: When there is no such model, or it can't be used for the task.
     """
     config = _config(source, task, num_labels)
-    with _silence(), torch.device("meta"):
+    with quiet_loading(), torch.device("meta"):
         model: PreTrainedModel = _CLASSES[task].from_config(config, trust_remote_code=source.trust_remote_code)
     return model_facts(model, source.label)
 
@@ -89,22 +88,27 @@ def load_model(source: ModelSource, task: str, num_labels: int, dtype: torch.dty
 
     Raises:
         DataError: When there is no such model, it can't be used for the task, or its weights are unsafe or incomplete.
+        OutOfMemory: When it doesn't fit.
     """
     config = _config(source, task, num_labels)
     _refuse_pickle(source)
-    with _silence(), torch.random.fork_rng(devices=[]):
+    with quiet_loading(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         try:
-            model, info = _CLASSES[task].from_pretrained(
-                source.path,
-                config=config,
-                revision=source.revision,
-                trust_remote_code=source.trust_remote_code,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=not (Path(source.path).is_dir() or _online()),
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
+            with memory_guard("loading the model"):
+                model, info = _CLASSES[task].from_pretrained(
+                    source.path,
+                    config=config,
+                    revision=source.revision,
+                    trust_remote_code=source.trust_remote_code,
+                    dtype=dtype,
+                    use_safetensors=True,
+                    local_files_only=not (Path(source.path).is_dir() or _online()),
+                    ignore_mismatched_sizes=True,
+                    output_loading_info=True,
+                )
+        except OutOfMemory:
+            raise
         except Exception as error:  # safetensors, the hub's client and transformers share no root
             raise DataError(_unloadable(source, error)) from error
     heads = head_modules(model)
@@ -119,7 +123,7 @@ def load_model(source: ModelSource, task: str, num_labels: int, dtype: torch.dty
     notes = []
     if mismatched:
         notes.append(
-            f"{source.label} has a head for another number of classes ({', '.join(sorted(mismatched))}): it is replaced."
+            f"{source.label} has a head for other classes ({', '.join(sorted(mismatched))}): a new one replaces it."
         )
     model.requires_grad_(False)
     model.eval()
@@ -137,7 +141,7 @@ def _config(source: ModelSource, task: str, num_labels: int) -> Any:
         rule = "a model folder must hold a config.json"
         raise DataError(Fault(rule, "none", source.path, "Save the model there with save_pretrained."))
     labels = {"num_labels": num_labels} if task == "classification" else {}
-    with _silence():
+    with quiet_loading():
         try:
             config = AutoConfig.from_pretrained(
                 source.path,
@@ -152,9 +156,9 @@ def _config(source: ModelSource, task: str, num_labels: int) -> Any:
         rule = "the model must be an encoder or a decoder"
         got = f"{config.model_type}, an encoder-decoder"
         raise DataError(Fault(rule, got, source.label, "Take an encoder such as BERT or a decoder such as Llama."))
-    named = getattr(config, "auto_map", None) or {}
-    own_class = source.trust_remote_code and _CLASSES[task].__name__ in named
-    if type(config) not in _CLASSES[task]._model_mapping and not own_class:
+    own_class = _CLASSES[task].__name__ in (getattr(config, "auto_map", None) or {})
+    known: Any = _CLASSES[task]._model_mapping
+    if type(config) not in known and not (own_class and source.trust_remote_code):
         rule = f"the model's family must have a class for {task} in transformers"
         raise DataError(Fault(rule, str(config.model_type), source.label, "Take a model of another family."))
     config.use_cache = False
@@ -165,7 +169,8 @@ def _refuse_pickle(source: ModelSource) -> None:
     folder = Path(source.path)
     if not folder.is_dir() or any(folder.glob("*.safetensors")):
         return
-    found = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack") for p in folder.glob(pattern))
+    endings = {".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack"}
+    found = sorted(p.name for p in folder.iterdir() if p.suffix in endings)
     remedy = "Load them once where you trust them, and save with save_pretrained(..., safe_serialization=True)."
     raise DataError(Fault(_NO_PICKLE, ", ".join(found) or "no weights", source.path, remedy))
 
@@ -173,7 +178,7 @@ def _refuse_pickle(source: ModelSource) -> None:
 def _unloadable(source: ModelSource, error: Exception) -> Fault:
     text = " ".join(str(error).split())
     if "trust_remote_code" in text:
-        rule = "the model must be one that transformers knows: ranksearch does not run the code that a model brings along"
+        rule = "the model must be one that transformers knows: ranksearch does not run code that comes with a model"
         got = "a model that needs its own code (auto_map in config.json)"
         remedy = "Take a model of a known family; or set model.trust_remote_code to true if you trust its code."
         return Fault(rule, got, source.label, remedy)
@@ -203,18 +208,3 @@ def _online() -> bool:
             return True
     except OSError:
         return False
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Keeps transformers' bars and its report of a new head off stderr; what matters is said by us."""
-    level = transformers_logging.get_verbosity()
-    bars = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity(transformers_logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

@@ -48,13 +48,16 @@ class DataOrder:
         number, within = divmod(step, CHUNK_BATCHES)
         if self._chunk is None or self._chunk[0] != number:
             self._chunk = (number, self._batches(number))
-        return self._chunk[1][within]
+        rows: npt.NDArray[np.int64] = self._chunk[1][within]
+        return rows
 
     def _batches(self, chunk: int) -> npt.NDArray[np.int64]:
         size = CHUNK_BATCHES * self._batch_size
         stream = self._stream(chunk * size, size)
         batches = stream[np.argsort(self._lengths[stream], kind="stable")].reshape(CHUNK_BATCHES, self._batch_size)
-        return batches[np.random.default_rng(derived_seed(self._seed, "batches", chunk)).permutation(CHUNK_BATCHES)]
+        order = np.random.default_rng(derived_seed(self._seed, "batches", chunk)).permutation(CHUNK_BATCHES)
+        shuffled: npt.NDArray[np.int64] = batches[order]
+        return shuffled
 
     def _stream(self, start: int, count: int) -> npt.NDArray[np.int64]:
         rows = len(self._lengths)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from ranksearch.errors import Fault, SpecError
@@ -30,7 +30,7 @@ PLACE = "space.target_modules"
 class Targets:
     """The layers that a choice means in one model."""
 
-    modules: tuple[str, ...]
+    names: tuple[str, ...]
     """Full names, in the model's order."""
     notes: tuple[str, ...] = ()
     """What the user should know, as sentences."""
@@ -54,31 +54,29 @@ def resolve_targets(target_modules: str | tuple[str, ...], facts: ModelFacts, pl
     return _endings(target_modules, facts, place)
 
 
-def rank_faults(
-    ranks: Iterable[int], targets: Collection[str], facts: ModelFacts, place: str = "space.r"
-) -> list[Fault]:
-    """Faults of the ranks that are above the smaller side of a target layer: their extra rows could do nothing.
+def rank_faults(r: int, names: Collection[str], facts: ModelFacts, place: str = "space.r") -> list[Fault]:
+    """The fault of a rank that is above the smaller side of a target layer: its extra rows could do nothing.
 
     Args:
-        ranks: The ranks to be tried.
-        targets: Full names of the layers.
+        r: The rank; of several, the largest.
+        names: Full names of the target layers.
         facts: The model's facts.
-        place: Where the ranks stand, for messages.
+        place: Where the rank stands, for messages.
+
+    Returns:
+        One fault, which names the narrowest layer, or none.
     """
-    chosen = [m for m in facts.modules if m.name in set(targets)]
-    if not chosen:
+    chosen = [m for m in facts.modules if m.name in set(names)]
+    narrowest = min(chosen, key=_smaller_side, default=None)
+    if narrowest is None or r <= _smaller_side(narrowest):
         return []
-    narrowest = min(chosen, key=_smaller_side)
-    limit = _smaller_side(narrowest)
     return [
         Fault(
             "a rank must not be above the smaller side of any layer that it adapts",
-            f"r={r}, {narrowest.name} is {narrowest.in_features} x {narrowest.out_features}",
+            f"r={r}, {narrowest.name} of {narrowest.in_features} x {narrowest.out_features}",
             place,
-            f"Take ranks up to {limit}, or leave that layer out of target_modules.",
+            f"Take ranks up to {_smaller_side(narrowest)}, or leave that layer out of target_modules.",
         )
-        for r in sorted(set(ranks))
-        if r > limit
     ]
 
 
@@ -130,12 +128,11 @@ def _preset(preset: str, facts: ModelFacts, place: str) -> Targets:
         rule = f"the preset {preset} must mean at least one layer of {facts.source}"
         raise SpecError(Fault(rule, f"layers {_leaves(facts)}", place, "Name the layers: target_modules: [...]."))
     fused = sorted({m.name.rsplit(".", 1)[-1] for m in chosen if m.role == "qkv"})
-    notes = ()
-    if fused and preset == "attention-qv":
-        notes = (
-            f"{facts.source} computes queries, keys and values in one fused layer: attention-qv means {', '.join(fused)}.",
-        )
-    return Targets(tuple(m.name for m in chosen), notes)
+    names = tuple(m.name for m in chosen)
+    if not fused or preset != "attention-qv":
+        return Targets(names)
+    note = f"{facts.source} computes queries, keys and values in one fused layer: {preset} means {', '.join(fused)}."
+    return Targets(names, (note,))
 
 
 def _pattern(pattern: str, facts: ModelFacts, place: str) -> Targets:
@@ -144,7 +141,8 @@ def _pattern(pattern: str, facts: ModelFacts, place: str) -> Targets:
     except re.error as error:
         rule = "`target_modules` must be a preset, a list of name endings or a valid regex"
         raise SpecError(Fault(rule, f"{pattern!r} ({error})", place, f"Presets: {', '.join(PRESETS)}.")) from error
-    faults = _untouchable([n for n in _guarded(facts) if compiled.fullmatch(n)], f"the pattern {pattern!r}", facts, place)
+    guarded = [n for n in _guarded(facts) if compiled.fullmatch(n)]
+    faults = _untouchable(guarded, f"the pattern {pattern!r}", facts, place)
     chosen = tuple(m.name for m in facts.modules if compiled.fullmatch(m.name))
     if not chosen and not faults:
         rule = "the pattern must match the full name of at least one linear layer"
@@ -159,7 +157,8 @@ def _endings(endings: Sequence[str], facts: ModelFacts, place: str) -> Targets:
     faults: list[Fault] = []
     chosen: set[str] = set()
     if not endings:
-        faults.append(Fault("`target_modules` must name at least one layer", "an empty list", place, f"Layers: {_leaves(facts)}."))
+        rule = "`target_modules` must name at least one layer"
+        faults.append(Fault(rule, "an empty list", place, f"Layers: {_leaves(facts)}."))
     for ending in endings:
         found = [m.name for m in facts.modules if _ends(m.name, ending)]
         guarded = [n for n in _guarded(facts) if _ends(n, ending)]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ranksearch.errors import EvidenceError, Fault
+from ranksearch.evidence.cells import Cells, Table, read_table
 from ranksearch.evidence.columns import ROW_COLUMNS
-from ranksearch.evidence.delimited import Cells, Table, read_table
 from ranksearch.evidence.reading import Reading, fingerprint, json_text, parameters_in_name, read_bytes
 
 __all__ = ["ABOUT", "KIND", "read"]
@@ -28,7 +28,8 @@ _OFTEN_CALLED = {"lr": "learning_rate", "rank": "r", "alpha": "lora_alpha", "sco
 _OUTCOMES = ("complete", "pruned", "diverged", "out_of_memory", "failed")
 
 KIND = "csv"
-ABOUT = f"a CSV table with the columns {', '.join(_REQUIRED)}; it may have {', '.join(n for n in _GIVEN if n not in _REQUIRED)}"
+_OPTIONAL = tuple(name for name in _GIVEN if name not in _REQUIRED)
+ABOUT = f"a CSV table with the columns {', '.join(_REQUIRED)}; it may have {', '.join(_OPTIONAL)}"
 
 
 def read(path: Path) -> Reading:
@@ -57,7 +58,12 @@ def _check_header(table: Table, place: str) -> None:
     lacking = [name for name in _REQUIRED if name not in table.header]
     if lacking:
         faults.append(
-            Fault("the columns " + ", ".join(_REQUIRED) + " must be there", f"none called {', '.join(lacking)}", f"{place}, line 1", "Add them.")
+            Fault(
+                "the columns " + ", ".join(_REQUIRED) + " must be there",
+                f"none called {', '.join(lacking)}",
+                f"{place}, line 1",
+                "Add them.",
+            )
         )
     if faults:
         raise EvidenceError(faults)
@@ -89,11 +95,12 @@ def _row(cells: Cells, stem: str) -> dict[str, Any]:
         if row.get(name) is not None and row[name] <= 0:
             cells.fault(f"`{name}` must be above 0", f"{row[name]:g}", "Correct the cell.")
     size = row.get("model_parameters") or (parameters_in_name(row["model"]) if row.get("model") else None)
+    where = f"{row.get('model')} | {row.get('dataset')}"
     return row | {
         "id": fingerprint(KIND, {name: cells.text(name) for name in cells.values}),
         "level": "run",
         "source": row.get("source") or stem,
-        "group": f"{row.get('model')} | {row.get('dataset')} | {row.get('metric')} | {row.get('steps')} steps of {row.get('batch_size')}",
+        "group": f"{where} | {row.get('metric')} | {row.get('steps')} steps of {row.get('batch_size')}",
         "model_parameters": size,
         "model_parameters_from": None if size is None else "counted" if row.get("model_parameters") else "name",
         "configuration": json_text({name: row[name] for name in _CONFIGURATION if row.get(name) is not None}),

@@ -23,7 +23,13 @@ __all__ = ["ABOUT", "KIND", "read"]
 KIND = "peft"
 ABOUT = "a folder of result files of PEFT's method_comparison"
 
-_DIRECTIONS = {"accuracy": "maximize", "dino_similarity": "maximize", "f1": "maximize", "loss": "minimize", "perplexity": "minimize"}
+_DIRECTIONS = {
+    "accuracy": "maximize",
+    "dino_similarity": "maximize",
+    "f1": "maximize",
+    "loss": "minimize",
+    "perplexity": "minimize",
+}
 """Of the metrics that the benchmark's tasks report on the test rows."""
 
 _CURVE_NAMES = {
@@ -49,8 +55,13 @@ def read(path: Path) -> Reading:
     files = [path] if path.is_file() else sorted(path.rglob("*.json")) if path.is_dir() else []
     if not files:
         got = "no *.json" if path.is_dir() else "no such folder"
-        raise EvidenceError(Fault("PEFT results must be a folder of JSON files", got, str(path), "Give the folder of one task's results."))
-    reading, faults = Reading(), []
+        raise EvidenceError(
+            Fault(
+                "PEFT results must be a folder of JSON files", got, str(path), "Give the folder of one task's results."
+            )
+        )
+    reading = Reading()
+    faults: list[Fault] = []
     for file in files:
         name = file.name if path.is_file() else str(file.relative_to(path))
         try:
@@ -79,9 +90,13 @@ def _parse(data: bytes, name: str) -> dict[str, Any]:
     faults = []
     for key in ("run_info", "train_info"):
         if not isinstance(value.get(key), dict):
-            faults.append(Fault(f"a PEFT result must have `{key}`", ", ".join(value)[:80] or "an empty object", name, remedy))
+            faults.append(
+                Fault(f"a PEFT result must have `{key}`", ", ".join(value)[:80] or "an empty object", name, remedy)
+            )
     if not faults and not isinstance(value["run_info"].get("train_config"), dict):
-        faults.append(Fault("a PEFT result must have `run_info.train_config`", ", ".join(value["run_info"])[:80], name, remedy))
+        faults.append(
+            Fault("a PEFT result must have `run_info.train_config`", ", ".join(value["run_info"])[:80], name, remedy)
+        )
     if faults:
         raise EvidenceError(faults)
     return value
@@ -104,7 +119,14 @@ def _run(result: Mapping[str, Any], name: str, file: Path) -> tuple[dict[str, An
             faults.append(Fault(f"a PEFT result must have `{place}`", repr(value), name, "Fetch the file again."))
     outcome = _ENDED.get(str(train.get("status")))
     if outcome is None and isinstance(train.get("status"), str):
-        faults.append(Fault("`train_info.status` must be one of " + ", ".join(_ENDED), repr(train["status"]), name, "Leave the file out."))
+        faults.append(
+            Fault(
+                "`train_info.status` must be one of " + ", ".join(_ENDED),
+                repr(train["status"]),
+                name,
+                "Leave the file out.",
+            )
+        )
     curve, metric, value, last = _curve(train.get("metrics"), run, name, outcome == "complete", faults)
     if faults:
         raise EvidenceError(faults)
@@ -164,7 +186,14 @@ def _curve(
     """The run's values, its test metric and value, and its last entry; what is missing of a complete run is a fault."""
     entries = metrics if isinstance(metrics, list) else []
     if not all(isinstance(e, dict) and isinstance(e.get("step"), int) for e in entries):
-        faults.append(Fault("every entry of `train_info.metrics` must have a `step`", f"{len(entries)} entries", name, "Fetch the file again."))
+        faults.append(
+            Fault(
+                "every entry of `train_info.metrics` must have a `step`",
+                f"{len(entries)} entries",
+                name,
+                "Fetch the file again.",
+            )
+        )
         return [], None, None, {}
     points: list[dict[str, Any]] = []
     tested: dict[str, float | None] = {}
@@ -173,22 +202,47 @@ def _curve(
             if key in ("step", "train samples") or value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float):
-                faults.append(Fault(f"`{key}` must be a number", repr(value)[:60], f"{name}: step {entry['step']}", "Fetch the file again."))
+                faults.append(
+                    Fault(
+                        f"`{key}` must be a number",
+                        repr(value)[:60],
+                        f"{name}: step {entry['step']}",
+                        "Fetch the file again.",
+                    )
+                )
                 continue
             finite = float(value) if math.isfinite(value) else None
             metric = _metric_name(key)
             if metric.startswith("test/"):
                 tested[metric] = finite
             points.append(
-                {"id": run, "step": entry["step"], "fidelity": entry["step"], "samples": entry.get("train samples"), "metric": metric, "value": finite}
+                {
+                    "id": run,
+                    "step": entry["step"],
+                    "fidelity": entry["step"],
+                    "samples": entry.get("train samples"),
+                    "metric": metric,
+                    "value": finite,
+                }
             )
     on_the_way = {e["step"] for e in entries if not any(k.startswith("test ") for k in e)}
     if complete and not on_the_way:
-        faults.append(Fault("a complete run must have its evaluations on the way", "no curve", f"{name}: train_info.metrics", "Leave the file out."))
+        faults.append(
+            Fault(
+                "a complete run must have its evaluations on the way",
+                "no curve",
+                f"{name}: train_info.metrics",
+                "Leave the file out.",
+            )
+        )
     if complete and not tested:
-        faults.append(Fault("a complete run must have a test metric", "none", f"{name}: train_info.metrics", "Leave the file out."))
-    metric = next(iter(tested), None)
-    return points, metric, tested.get(metric) if metric else None, entries[-1] if entries else {}
+        faults.append(
+            Fault(
+                "a complete run must have a test metric", "none", f"{name}: train_info.metrics", "Leave the file out."
+            )
+        )
+    first = next(iter(tested), None)
+    return points, first, tested.get(first) if first else None, entries[-1] if entries else {}
 
 
 def _metric_name(key: str) -> str:
@@ -206,7 +260,15 @@ def _variant(method: str, peft: Mapping[str, Any], config: Mapping[str, Any]) ->
     if method == "lora":
         init = peft.get("init_lora_weights", True)
         told += [] if init is True else [f"init_lora_weights={init}"]
-        for key in ("use_dora", "use_qalora", "use_bdlora", "lora_bias", "velora_config", "monteclora_config", "kasa_config"):
+        for key in (
+            "use_dora",
+            "use_qalora",
+            "use_bdlora",
+            "lora_bias",
+            "velora_config",
+            "monteclora_config",
+            "kasa_config",
+        ):
             told += [key] if peft.get(key) else []
         told += ["rank_pattern"] if peft.get("rank_pattern") else []
     if str(config.get("optimizer_type", "AdamW")).lower() != "adamw":
@@ -243,7 +305,9 @@ def _count_base_parameters(rows: list[dict[str, Any]]) -> None:
     Methods that freeze a part of what they add (LoRA-FA, AdaLoRA's rank counters) leave it in their rest.
     """
     counted: dict[str, Counter[int]] = {}
-    full = {row["model"]: row["model_parameters"] for row in rows if row["method"] == "full" and row["model_parameters"]}
+    full = {
+        row["model"]: row["model_parameters"] for row in rows if row["method"] == "full" and row["model_parameters"]
+    }
     for row in rows:
         if row["model_parameters"]:
             counted.setdefault(row["model"], Counter())[row["model_parameters"]] += 1

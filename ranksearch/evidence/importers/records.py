@@ -30,16 +30,24 @@ def read(path: Path) -> Reading:
     store = Store(path)
     if not store.studies():
         raise EvidenceError(
-            Fault("records must lie in a home", "no studies/*/study.json", str(path), "Give a folder that served as RANKSEARCH_HOME.")
+            Fault(
+                "records must lie in a home",
+                "no studies/*/study.json",
+                str(path),
+                "Give a folder that served as RANKSEARCH_HOME.",
+            )
         )
-    reading, faults = Reading(), []
+    reading = Reading()
+    faults: list[Fault] = []
     for name in store.studies():
         try:
             _add_study(reading, store.study(name), store.trials(name))
         except StoreError as error:
             faults.append(Fault("a record must be whole", str(error), name, "Repair or remove it."))
     if not reading.rows and not faults:
-        faults.append(Fault("a home must hold a finished study", " ".join(reading.notes), str(path), "Finish one with --resume."))
+        faults.append(
+            Fault("a home must hold a finished study", " ".join(reading.notes), str(path), "Finish one with --resume.")
+        )
     if faults:
         raise EvidenceError(faults)
     return reading
@@ -96,8 +104,7 @@ def _shared(study: StudyRecord) -> dict[str, Any]:
 
 def _of_train(data: Mapping[str, Any], name: str) -> int | None:
     """A count of the training rows, where the study's facts hold it."""
-    by_part = data.get(name)
-    count = by_part.get("train") if isinstance(by_part, Mapping) else None
+    count = data.get("parts", {}).get("train", {}).get(name)
     return count if isinstance(count, int) else None
 
 
@@ -165,7 +172,7 @@ def _decision_row(study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str
     if winner:
         # Resolved names mean nothing on another model; the preset does.
         decision["target_modules"] = winner.config.plain()["target_modules"]
-    point = next((p for p in decision.get("curve", ()) if p["r"] == recommended["r"]), {})
+    point: dict[str, Any] = next((p for p in decision.get("curve", ()) if p["r"] == recommended["r"]), {})
     ended = [t.finished_at for t in trials if t.finished_at]
     decision |= {"recommended": recommended, "test": study.test.model_dump(mode="json") if study.test else None}
     return _configured(recommended) | {

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ranksearch.errors import EvidenceError, Fault
-from ranksearch.evidence.delimited import Cells, read_table
+from ranksearch.evidence.cells import Cells, read_table
 from ranksearch.evidence.reading import Reading, fingerprint, json_text, parameters_in_name, read_bytes
 
 __all__ = ["ABOUT", "KIND", "read"]
 
 KIND = "tinker"
-ABOUT = "rank x learning rate sweeps as CSV: model, dataset, batch_size, steps, lr, rank, test_nll, train_nll, wall_min, diverged"
-
 _COLUMNS = ("model", "dataset", "batch_size", "steps", "lr", "rank", "test_nll", "train_nll", "wall_min", "diverged")
+ABOUT = f"rank x learning rate sweeps as CSV: {', '.join(_COLUMNS)}"
 
 
 def read(path: Path) -> Reading:
@@ -62,7 +61,11 @@ def _row(cells: Cells) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         cells.needed("diverged")
     value, train, minutes = cells.number("test_nll"), cells.number("train_nll"), cells.number("wall_min")
     if diverged is False and cells.text("test_nll") is None:
-        cells.fault("`test_nll` must be given for a run that did not diverge", "an empty cell", "Fill the cell in, or set diverged to 1.")
+        cells.fault(
+            "`test_nll` must be given for a run that did not diverge",
+            "an empty cell",
+            "Fill the cell in, or set diverged to 1.",
+        )
     r, rate = cells.whole("rank", least=1), cells.number("lr")
     steps, batch = cells.whole("steps", least=1), cells.whole("batch_size", least=1)
     for name in ("rank", "lr", "steps", "batch_size"):

@@ -108,17 +108,29 @@ def read_table(data: bytes, place: str) -> Table:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise EvidenceError(
-            Fault("a table must be UTF-8", f"byte 0x{data[error.start]:02x}", f"{place}, line {line}", "Save it as UTF-8.")
+            Fault(
+                "a table must be UTF-8", f"byte 0x{data[error.start]:02x}", f"{place}, line {line}", "Save it as UTF-8."
+            )
         ) from error
     first = text.split("\n", 1)[0]
     if not text.strip() or "\0" in text:
         raise EvidenceError(
-            Fault("a table must hold a header and rows", "an empty file" if not text.strip() else "binary data", place, "Give a CSV file.")
+            Fault(
+                "a table must hold a header and rows",
+                "an empty file" if not text.strip() else "binary data",
+                place,
+                "Give a CSV file.",
+            )
         )
     delimiter = max(",;\t|", key=first.count)
     if first.count(delimiter) == 0:
         raise EvidenceError(
-            Fault("a table must have several columns", repr(first[:80]), f"{place}, line 1", "Separate them by , ; | or tab.")
+            Fault(
+                "a table must have several columns",
+                repr(first[:80]),
+                f"{place}, line 1",
+                "Separate them by , ; | or tab.",
+            )
         )
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     faults: list[Fault] = []
@@ -127,7 +139,9 @@ def read_table(data: bytes, place: str) -> Table:
         header = tuple(name.strip() for name in next(reader))
         twice = sorted({name for name in header if header.count(name) > 1})
         if twice:
-            raise EvidenceError(Fault("a column may stand once", ", ".join(map(repr, twice)), f"{place}, line 1", "Rename one."))
+            raise EvidenceError(
+                Fault("a column may stand once", ", ".join(map(repr, twice)), f"{place}, line 1", "Rename one.")
+            )
         line = reader.line_num
         for cells in reader:
             start, line = line + 1, reader.line_num
@@ -135,7 +149,9 @@ def read_table(data: bytes, place: str) -> Table:
                 continue
             row = Cells(start, dict(zip(header, cells, strict=False)), place, faults)
             if len(cells) != len(header):
-                row.fault(f"a row must have {len(header)} cells like the header", f"{len(cells)} cells", "Correct the row.")
+                row.fault(
+                    f"a row must have {len(header)} cells like the header", f"{len(cells)} cells", "Correct the row."
+                )
             else:
                 rows.append(row)
     except csv.Error as error:

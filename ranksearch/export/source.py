@@ -1,0 +1,194 @@
+"""What is exported: a study's recommended configuration with its records, or a recommendation that was saved as JSON.
+
+Knows the store and the shapes of `search --json` and `recommend --json`; nothing of targets.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ranksearch import __version__
+from ranksearch.errors import ExportError, Fault
+from ranksearch.export.fields import flat
+from ranksearch.records import StudyRecord, TrialRecord
+from ranksearch.store import Store
+
+__all__ = ["Source", "read_source", "study_source"]
+
+_REQUIRED = ("r", "lora_alpha", "learning_rate", "target_modules")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A configuration and where it comes from."""
+
+    title: str
+    """One line: which study or recommendation."""
+    decision: str
+    """One line: what was decided and how surely."""
+    values: Mapping[str, Any]
+    """`recommended`, flat, values left to the reader not among them."""
+    versions: Mapping[str, str]
+    """Package -> version that it was found with."""
+    study: StudyRecord | None = None
+    trials: tuple[TrialRecord, ...] = ()
+    folder: Path | None = None
+    """The study's folder."""
+
+    def winner(self) -> TrialRecord | None:
+        """The run whose adapter was tested; where none was, the best completed run of the configuration."""
+        if self.study is None:
+            return None
+        if self.study.test is not None:
+            return next((t for t in self.trials if t.number == self.study.test.trial), None)
+        metric, direction = self.study.metric()
+        sign = 1 if direction == "minimize" else -1
+        same = [t for t in self.trials if t.state == "COMPLETE" and t.adapter and _agrees(t, self.values)]
+        return min(same, key=lambda t: sign * (v if (v := t.value(metric)) is not None else math.inf), default=None)
+
+    def header(self) -> list[str]:
+        """The lines that an exported file opens with."""
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        return [_line(text) for text in (self.title, self.decision, f"Versions: {versions}")]
+
+
+def study_source(store: Store, name: str) -> Source:
+    """A study as the source of an export.
+
+    Raises:
+        SpecError: When there is no such study.
+        ExportError: When it has no recommended configuration.
+        StoreError: When a record is torn.
+    """
+    study = store.study(name)
+    if study.recommended is None:
+        raise ExportError(
+            Fault(
+                "a study must have a recommended configuration",
+                f"state {study.state}",
+                name,
+                "Finish it with --resume, or see its report.",
+            )
+        )
+    decision = dict(study.decision or {})
+    status = decision.get("status", "undecided")
+    why = decision.get("why") or "no run with a fresh seed gave a value; the best search run is taken."
+    return Source(
+        title=(
+            f"Study {name} ({study.study_id[:8]}): {study.spec['task']} on {study.spec['data']['train']}, "
+            f"model {study.model.source}."
+        ),
+        decision=_line(f"{status.capitalize()}: {why}"),
+        values=_checked(study.recommended, name),
+        versions=study.versions,
+        study=study,
+        trials=tuple(store.trials(name)),
+        folder=store.folder(name),
+    )
+
+
+def read_source(what: str | Path, store: Store) -> Source:
+    """The study of that name, or the JSON file at that path.
+
+    Raises:
+        ExportError: When the file is no recommendation, or it abstained.
+        SpecError: When it is neither a file nor a study.
+        StoreError: When a record is torn.
+    """
+    path = Path(what)
+    if not path.is_file():
+        return study_source(store, str(what))
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExportError(
+            Fault(
+                "a recommendation must be a JSON file", str(error), str(path), "Save the output of `recommend --json`."
+            )
+        ) from error
+    if not isinstance(value, Mapping) or "recommended" not in value:
+        raise ExportError(
+            Fault(
+                "the JSON must hold `recommended`",
+                _short(value),
+                str(path),
+                "Save the output of `search --json` or `recommend --json`.",
+            )
+        )
+    if isinstance(value.get("study"), str) and store.exists(value["study"]):
+        return study_source(store, value["study"])
+    if value["recommended"] is None:
+        reason = value.get("reason") or "no reason given"
+        raise ExportError(
+            Fault("there must be a configuration to export", f"none: {reason}", str(path), "Run a search of this case.")
+        )
+    return Source(
+        title=f"{'Study ' + str(value['study']) if 'study' in value else 'Recommendation'} from {path.name}.",
+        decision=_line(_told(value)),
+        values=_checked(value["recommended"], str(path)),
+        versions={"ranksearch": __version__},
+    )
+
+
+def _told(value: Mapping[str, Any]) -> str:
+    basis = value.get("basis")
+    if isinstance(basis, Mapping):
+        return f"{str(basis.get('status', '')).capitalize()}: {value.get('why', '')} {basis.get('how_sure', '')}"
+    decision = value.get("decision")
+    why = decision.get("why") if isinstance(decision, Mapping) else None
+    return f"{str(value.get('status', 'undecided')).capitalize()}: {why or 'no decision is told.'}"
+
+
+def _checked(recommended: object, place: str) -> dict[str, Any]:
+    """The values, when they can be a configuration at all."""
+    if not isinstance(recommended, Mapping):
+        raise ExportError(Fault("`recommended` must be an object", _short(recommended), place, "Save the JSON again."))
+    values = flat(recommended)
+    faults = [
+        Fault(f"`{name}` must be there", "nothing", f"{place}: recommended", "Save the JSON again.")
+        for name in _REQUIRED
+        if name not in values
+    ]
+    for name in ("r", "lora_alpha", "learning_rate", "batch_size", "max_steps", "gradient_accumulation"):
+        value = values.get(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+        if name in values and not number:
+            faults.append(
+                Fault(f"`{name}` must be a number above 0", repr(value), f"{place}: recommended", "Correct it.")
+            )
+    targets = values.get("target_modules")
+    if "target_modules" in values and not (
+        (isinstance(targets, str) and targets)
+        or (isinstance(targets, list | tuple) and targets and all(isinstance(t, str) for t in targets))
+    ):
+        faults.append(
+            Fault(
+                "`target_modules` must be a name or a list of names",
+                repr(targets),
+                f"{place}: recommended",
+                "Correct it.",
+            )
+        )
+    if faults:
+        raise ExportError(faults)
+    return values
+
+
+def _agrees(trial: TrialRecord, values: Mapping[str, Any]) -> bool:
+    config = flat(trial.config.plain())
+    return all(config[name] == values[name] for name in config if name in values and name != "target_modules")
+
+
+def _line(text: str) -> str:
+    """On one line, whatever breaks and control characters it holds."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def _short(value: object) -> str:
+    text = repr(list(value)) if isinstance(value, Mapping) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

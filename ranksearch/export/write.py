@@ -1,0 +1,118 @@
+"""Export, whatever the target: finds it, refuses what it can't express, and writes its files as a whole or not at all.
+
+A module in `targets` that has TARGET (the name on the command line), ABOUT (one line), EXPRESSES (the fields of the
+table that it writes, or None for all) and `build(source) -> Files` is a target; nothing else has to know of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pkgutil
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ranksearch.errors import ExportError, Fault, StoreError
+from ranksearch.export import targets
+from ranksearch.export.fields import lost
+from ranksearch.export.source import Source
+
+__all__ = ["export", "known_targets"]
+
+Files = Mapping[str, bytes | Path]
+"""Name -> content, or the file to copy."""
+
+
+class _Target(NamedTuple):
+    build: Callable[[Source], Files]
+    expresses: frozenset[str] | None
+    about: str
+
+
+@cache
+def _targets() -> Mapping[str, _Target]:
+    found = {}
+    for info in pkgutil.iter_modules(targets.__path__):
+        module = importlib.import_module(f"{targets.__name__}.{info.name}")
+        expresses = None if module.EXPRESSES is None else frozenset(module.EXPRESSES)
+        found[module.TARGET] = _Target(module.build, expresses, module.ABOUT)
+    return dict(sorted(found.items()))
+
+
+def known_targets() -> dict[str, str]:
+    """Target -> what it writes, in one line."""
+    return {name: target.about for name, target in _targets().items()}
+
+
+def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> list[Path]:
+    """Writes the configuration for a tool.
+
+    Args:
+        source: From `read_source` or `study_source`.
+        target: One of `known_targets()`.
+        out: Folder that is new or empty.
+        allow_loss: Write what the target can express, with the rest listed in `not_exported.json`.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ExportError: When there is no such target, the folder holds something, or the target can't express the
+            configuration; every field of that kind is named. Nothing is written then.
+        StoreError: When the folder can't be written.
+    """
+    if target not in _targets():
+        near = get_close_matches(target, _targets(), n=1)
+        remedy = f"Did you mean `{near[0]}`?" if near else "Give one of them."
+        raise ExportError(Fault("the target must be one of " + ", ".join(_targets()), repr(target), "--to", remedy))
+    out = Path(out)
+    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+        raise ExportError(
+            Fault("the folder to export to must be new or empty", "it holds something", str(out), "Give another --out.")
+        )
+    chosen = _targets()[target]
+    gone = {} if chosen.expresses is None else lost(source.values, chosen.expresses)
+    remedy = "Allow the loss to export the rest, or search with this field fixed at a value that the target has."
+    faults = [
+        Fault(f"{target} must be able to express `{name}`", f"{name}={json.dumps(value)}", source.title, remedy)
+        for name, value in gone.items()
+        if not allow_loss
+    ]
+    files: dict[str, bytes | Path] = {}
+    try:
+        files |= chosen.build(source)
+    except ExportError as error:
+        faults += error.faults
+    if faults:
+        raise ExportError(faults)
+    if gone:
+        files["not_exported.json"] = (json.dumps(gone, indent=2, sort_keys=True) + "\n").encode()
+    return _write(files, out)
+
+
+def _write(files: Files, out: Path) -> list[Path]:
+    staging: Path | None = None
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
+        for name, content in files.items():
+            if isinstance(content, Path):
+                shutil.copyfile(content, staging / name)
+            else:
+                (staging / name).write_bytes(content)
+        os.chmod(staging, 0o755)
+        os.rename(staging, out)
+    except OSError as error:
+        raise StoreError(f"{out} can't be written: {error.strerror or error}. Give another --out.") from error
+    finally:
+        if staging is not None:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(staging)
+    return [out / name for name in files]

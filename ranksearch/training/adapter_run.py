@@ -1,0 +1,268 @@
+"""One configuration with one seed on a workbench: attach, train to a step, measure, save, let go.
+
+What a run draws at random follows from seed and step alone, so runs can be stopped, resumed and interleaved. Knows
+nothing of rungs or of who decides how far to train.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from ranksearch.config import TrialConfig
+from ranksearch.errors import SpecError
+from ranksearch.records import Cost
+from ranksearch.training.device import peak_memory_mb, reset_peak_memory
+from ranksearch.training.evaluation import evaluate
+from ranksearch.training.failures import Diverged, memory_guard
+from ranksearch.training.groups import make_optimizer, schedule
+from ranksearch.training.heads import head_trainables, start_heads
+from ranksearch.training.methods import Attachment, find_method
+from ranksearch.training.order import DataOrder, derived_seed
+from ranksearch.training.saving import save_adapter
+from ranksearch.training.targets import rank_faults
+from ranksearch.training.workbench import Workbench
+
+__all__ = ["AdapterRun"]
+
+_CLIP = 1.0
+_CHECK_EVERY = {"cpu": 1, "cuda": 16}
+"""Steps between two looks at the loss: on a GPU a look waits for the device."""
+
+
+class AdapterRun:
+    """An adapter in training.
+
+    Args:
+        workbench: Model and data; several runs may share it at the same time.
+        config: The hyperparameters.
+        seed: Fixes data order, head initialisation, dropout and what adapters start from.
+        max_steps: Optimizer steps of the whole run: where the learning rate reaches 0.
+        top_rank: Rank whose adapter the run's own starts as the first rows of; null = its own rank.
+
+    Raises:
+        SpecError: When the configuration doesn't fit the model.
+        OutOfMemory: When the adapter doesn't fit.
+    """
+
+    def __init__(
+        self, workbench: Workbench, config: TrialConfig, *, seed: int, max_steps: int, top_rank: int | None = None
+    ) -> None:
+        began = time.perf_counter()
+        top_rank = config.r if top_rank is None else top_rank
+        if config.r > top_rank:
+            raise ValueError(f"`r <= top_rank` must hold, but got r={config.r}, top_rank={top_rank}")
+        self.config = config
+        self.seed = seed
+        self.max_steps = max_steps
+        self._bench = workbench
+        self._device = workbench.device
+        method = find_method(config)
+        targets = workbench.targets(config.target_modules)
+        faults = rank_faults(config.r, targets.names, workbench.facts)
+        if faults:
+            raise SpecError(faults)
+        self.notes = targets.notes
+        self.target_modules = workbench.endings(targets.names)
+        reset_peak_memory(self._device)
+        with memory_guard("attaching the adapter"):
+            self._peft = method.attach(
+                workbench.skeleton(),
+                Attachment(
+                    config=config,
+                    names=targets.names,
+                    endings=self.target_modules,
+                    facts=workbench.facts,
+                    task_type=workbench.task.peft_type,
+                    base=workbench.source.path,
+                    revision=workbench.source.revision,
+                    seed=seed,
+                    top_rank=top_rank,
+                ),
+            )
+            self.model: PreTrainedModel = self._peft.get_base_model()
+            start_heads(self.model, workbench.facts.head_modules, workbench.fresh, workbench.dtype, seed)
+            self._trainables = [*method.trainables(self._peft, workbench.facts), *head_trainables(self._peft)]
+            self._optimizer = make_optimizer(self._trainables, config)
+        self._parameters = [t.parameter for t in self._trainables]
+        # Gradients of fp16 activations are too small for the type unless the loss is scaled up (arXiv 1710.03740).
+        self._scaler = torch.amp.GradScaler(
+            self._device.type, init_scale=65536.0, growth_interval=2000, enabled=workbench.precision == "fp16"
+        )
+        self._order = DataOrder(workbench.parts["train"].lengths, config.batch_size, seed)
+        self._since = _Sums.of(self._device)
+        self._cost = Cost(setup_seconds=time.perf_counter() - began)
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self._cost.steps
+
+    @property
+    def trainable_parameters(self) -> int:
+        """Parameters of adapter and head."""
+        return sum(t.parameter.numel() for t in self._trainables)
+
+    @property
+    def cost(self) -> Cost:
+        """What the run has used so far; loading the workbench is not in it."""
+        return self._cost.model_copy(update={"peak_memory_mb": peak_memory_mb(self._device)})
+
+    def cost_metrics(self) -> dict[str, float]:
+        """The cost as metrics: `cost/seconds`, `cost/samples` and so on."""
+        cost = self.cost
+        seconds = cost.train_seconds + cost.eval_seconds + cost.setup_seconds
+        return {"cost/seconds": seconds} | {f"cost/{name}": float(value) for name, value in cost.model_dump().items()}
+
+    def advance(self, to_step: int) -> dict[str, float]:
+        """Trains until so many steps are done.
+
+        Args:
+            to_step: Counted from the start of the run; nothing happens where it was passed already.
+
+        Returns:
+            `train/loss` and `train/grad_norm` (before clipping), means over the steps since the last call; nothing
+            where there were none.
+
+        Raises:
+            Diverged: When the loss is no number any more. The run is of no use then.
+            OutOfMemory: When a step doesn't fit.
+        """
+        began = time.perf_counter()
+        self.model.train()
+        devices = [self._device] if self._device.type == "cuda" else []
+        try:
+            with memory_guard(f"training from step {self.step}"), torch.random.fork_rng(devices=devices):
+                while self.step < min(to_step, self.max_steps):
+                    self._train_step()
+                    if self.step % _CHECK_EVERY[self._device.type] == 0:
+                        self._check_loss()
+                self._check_loss()
+        finally:
+            self._add(train_seconds=time.perf_counter() - began)
+        means = self._since.means()
+        self._since = _Sums.of(self._device)
+        return means
+
+    def evaluate(self, part: str) -> dict[str, float]:
+        """Metrics over all rows of "train", "eval" or "test", as `eval/nll` and so on; NaN where there are no numbers.
+
+        Raises:
+            OutOfMemory: When a batch doesn't fit.
+        """
+        began = time.perf_counter()
+        with memory_guard(f"evaluating at step {self.step}"):
+            metrics = evaluate(self.model, self._bench.task, self._bench.parts[part], self._device)
+        self._add(eval_seconds=time.perf_counter() - began)
+        return {f"{part}/{name}": value for name, value in metrics.items()}
+
+    def save(self, folder: Path) -> None:
+        """Writes the adapter and the head in PEFT's format.
+
+        Raises:
+            StoreError: When the folder can't be written.
+        """
+        save_adapter(self._peft, self.target_modules, folder)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that going on needs; tensors and plain values, safe to load with `weights_only`."""
+        return {
+            "identity": self._identity(),
+            "cost": self.cost.model_dump(),
+            "since": self._since.plain(),
+            "tensors": {t.name: t.parameter.detach().clone() for t in self._trainables},
+            "optimizer": copy.deepcopy(self._optimizer.state_dict()),
+            "scaler": self._scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave.
+
+        Raises:
+            ValueError: When it is the state of another configuration, seed or budget.
+        """
+        if dict(state["identity"]) != self._identity():
+            raise ValueError(f"the state must be of this run, {self._identity()}, but got {state['identity']}")
+        with torch.no_grad():
+            for t in self._trainables:
+                t.parameter.copy_(state["tensors"][t.name])
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._scaler.load_state_dict(state["scaler"])
+        self._since = _Sums.of(self._device, **state["since"])
+        self._cost = Cost(**state["cost"])
+
+    def close(self) -> None:
+        """Lets go of the adapter. The workbench never knew of it."""
+        for name in ("model", "_peft", "_trainables", "_parameters", "_optimizer"):
+            self.__dict__.pop(name, None)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def __enter__(self) -> AdapterRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _train_step(self) -> None:
+        config, bench, part = self.config, self._bench, self._bench.parts["train"]
+        rows = self._order.rows(self.step)
+        torch.manual_seed(derived_seed(self.seed, "dropout", self.step))
+        factor = schedule(self.step, config.warmup_steps, self.max_steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+        weight = bench.task.weight(part, rows)
+        for some in np.array_split(rows, min(bench.gradient_accumulation, len(rows))):
+            loss = bench.task.loss(self.model, part, part.batch(some)) / weight
+            self._scaler.scale(loss).backward()
+            self._since.loss += loss.detach()
+        self._scaler.unscale_(self._optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP, foreach=True)
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        self._optimizer.zero_grad(set_to_none=True)
+        # The scaler skips a step that overflowed, so such a norm is none of the run's.
+        self._since.norm += norm.detach() if not self._scaler.is_enabled() else norm.detach().nan_to_num(0, 0, 0)
+        self._since.steps += 1
+        self._add(steps=1, samples=len(rows), tokens=int(part.lengths[rows].sum()))
+
+    def _check_loss(self) -> None:
+        total = float(self._since.loss)
+        if not math.isfinite(total):
+            raise Diverged(self.step, f"the training loss is {total}")
+
+    def _add(self, **used: float) -> None:
+        self._cost = self._cost.model_copy(update={name: getattr(self._cost, name) + n for name, n in used.items()})
+
+    def _identity(self) -> dict[str, Any]:
+        return {"config": self.config.key, "seed": self.seed, "max_steps": self.max_steps}
+
+
+@dataclass
+class _Sums:
+    """Loss and gradient norm since the last report, kept on the device."""
+
+    loss: torch.Tensor
+    norm: torch.Tensor
+    steps: int = 0
+
+    @classmethod
+    def of(cls, device: torch.device, loss: float = 0.0, norm: float = 0.0, steps: int = 0) -> _Sums:
+        return cls(torch.tensor(loss, device=device), torch.tensor(norm, device=device), steps)
+
+    def plain(self) -> dict[str, float | int]:
+        return {"loss": float(self.loss), "norm": float(self.norm), "steps": self.steps}
+
+    def means(self) -> dict[str, float]:
+        if not self.steps:
+            return {}
+        return {"train/loss": float(self.loss) / self.steps, "train/grad_norm": float(self.norm) / self.steps}

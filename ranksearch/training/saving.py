@@ -1,0 +1,79 @@
+"""Adapters on disk, in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`, head included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from peft import PeftModel
+from peft.utils import get_peft_model_state_dict
+from safetensors.torch import save_file
+
+from ranksearch.errors import StoreError
+from ranksearch.training.evaluation import evaluate
+from ranksearch.training.failures import memory_guard
+from ranksearch.training.heads import keep_heads_wide
+from ranksearch.training.quiet import quiet_wrapping
+from ranksearch.training.workbench import Workbench
+
+__all__ = ["evaluate_saved", "save_adapter"]
+
+
+def save_adapter(model: PeftModel, target_modules: Sequence[str], folder: Path) -> None:
+    """Writes an adapter that `PeftModel.from_pretrained` loads onto its base model.
+
+    Args:
+        model: The model with its adapter.
+        target_modules: Name endings of the adapted layers.
+        folder: Is made where it is missing; a file of that name in it is replaced.
+
+    Raises:
+        StoreError: When the folder can't be written.
+    """
+    config = model.peft_config["default"]
+    tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(
+            {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
+            folder / "adapter_model.safetensors",
+            metadata={"format": "pt"},
+        )
+        config.save_pretrained(folder)
+        path = folder / "adapter_config.json"
+        plain = json.loads(path.read_text(encoding="utf-8"))
+        # PEFT writes sets in any order, names the head twice, and means "to be trained" by a false inference_mode.
+        plain["target_modules"] = sorted(target_modules)
+        plain["modules_to_save"] = list(dict.fromkeys(plain["modules_to_save"] or [])) or None
+        plain["inference_mode"] = True
+        path.write_text(json.dumps(plain, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    except OSError as error:
+        message = f"an adapter must be written, but got: {error} ({folder}). Free space or permit writing."
+        raise StoreError(message) from error
+
+
+def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, float]:
+    """Loads a saved adapter as PEFT does and measures it.
+
+    Args:
+        workbench: Base model and data.
+        folder: What `AdapterRun.save` wrote.
+        part: "train", "eval" or "test".
+
+    Returns:
+        Metrics as `test/nll` and so on.
+
+    Raises:
+        StoreError: When there is no adapter.
+        OutOfMemory: When a batch doesn't fit.
+    """
+    if not (folder / "adapter_config.json").is_file():
+        raise StoreError(f"a saved adapter must lie there, but got none ({folder}). Train the configuration again.")
+    with memory_guard("evaluating a saved adapter"):
+        with quiet_wrapping():
+            model = PeftModel.from_pretrained(workbench.skeleton(), folder, torch_device=str(workbench.device))
+        base = model.get_base_model()
+        keep_heads_wide(base, workbench.facts.head_modules, workbench.dtype)
+        metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device)
+    return {f"{part}/{name}": value for name, value in metrics.items()}

@@ -1,0 +1,106 @@
+"""The plan: rungs, steps, memory, and what is refused before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ranksearch.errors import PlanError
+from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters, layer_group, scaling
+from ranksearch.plan import Budget, fraction_of_grid, make_plan
+from ranksearch.spec import Spec, examine_values
+
+MODULES = tuple(
+    ModuleFacts(name=f"encoder.layer.{i}.{n}", in_features=32, out_features=o, block=i, role=role)
+    for i in range(3)
+    for n, o, role in (("query", 32, "q"), ("value", 32, "v"), ("dense", 64, "mlp"))
+)
+MODEL = ModelFacts(
+    source="./model", architecture="Bert", model_type="bert", parameters=50_000, blocks=3, max_length=128,
+    hidden_size=32, vocab_size=100, head_modules=("classifier",), head_parameters=66, modules=MODULES,
+)  # fmt: skip
+
+
+def spec(**changes: Any) -> Spec:
+    raw: dict[str, Any] = {
+        "name": "a",
+        "task": "classification",
+        "model": "./model",
+        "data": {"train": "train.csv"},
+        "space": {"r": {"choices": [2, 4, 8]}, "learning_rate": {"log": [1e-4, 1e-2]}},
+        "budget": {"trials": 9, "min_steps": 10, "max_steps": 90, "reduction_factor": 3},
+    }
+    examined = examine_values(raw | changes, source="spec.yaml", base_dir=Path("."))
+    assert examined.spec is not None, [str(f) for f in examined.faults]
+    return examined.spec
+
+
+def plan(study: Spec, **changes: Any) -> Any:
+    return make_plan(study, MODEL, {"all-linear": MODULES}, longest=16, **changes)
+
+
+def test_rungs_grow_by_the_reduction_factor_and_end_at_the_full_budget() -> None:
+    assert Budget(min_steps=10, max_steps=90, reduction_factor=3, reference_batch_size=32).rungs == (10, 30, 90)
+    assert Budget(min_steps=45, max_steps=130, reduction_factor=3, reference_batch_size=32).rungs == (45, 130)
+    assert Budget(min_steps=60, max_steps=60, reduction_factor=2, reference_batch_size=32).rungs == (60,)
+
+
+def test_steps_are_counted_as_successive_halving_runs_them() -> None:
+    worked = plan(spec())
+    # 9 configurations to step 10, 3 go on to 30, 1 to 90; then 3 ranks x 3 seeds to the end.
+    assert worked.search_steps_likely == 9 * 10 + 3 * 20 + 1 * 60
+    assert worked.search_steps_most == 9 * 90
+    assert worked.decision_runs == 9 and worked.decision_steps == 810
+    assert worked.fraction_of_grid_likely == pytest.approx((210 + 810) / (56 * 3 * 90))
+
+
+def test_parameters_are_those_of_a_and_b_and_the_head() -> None:
+    by_hand = sum(4 * 32 + 4 * m.out_features for m in MODULES)
+    assert adapter_parameters(4, MODULES) == by_hand
+    assert plan(spec()).trainable_parameters[4] == by_hand + 66
+
+
+def test_a_rank_above_a_layers_smaller_side_is_refused_by_name() -> None:
+    with pytest.raises(PlanError, match=r"r=33, but encoder\.layer\.0\.query is 32 x 32.*Lower r to 32"):
+        plan(spec(space={"r": {"choices": [2, 33]}, "learning_rate": 1e-3}))
+
+
+def test_a_space_smaller_than_its_trials_is_told() -> None:
+    worked = plan(spec(space={"r": {"choices": [2, 4]}, "learning_rate": 1e-3}))
+    assert worked.configurations == worked.distinct_configurations == 2
+    assert any("2 configurations" in note and "budget.trials=9" in note for note in worked.notes)
+
+
+def test_a_trial_that_can_not_fit_is_refused_with_the_estimate() -> None:
+    with pytest.raises(PlanError, match="against 100 MiB"):
+        plan(spec(), memory_mb=100)
+
+
+def test_resources_that_do_not_exist_are_all_named_at_once() -> None:
+    study = spec(resources={"cpus_per_trial": 8, "gpus_per_trial": 1})
+    with pytest.raises(PlanError) as error:
+        plan(study, cpus=2, gpus=0)
+    assert len(error.value.faults) == 2
+
+
+def test_fractional_gpus_bound_the_trials_at_once() -> None:
+    assert plan(spec(resources={"gpus_per_trial": 0.25}), cpus=16, gpus=2).concurrent == 8
+
+
+def test_scaling_follows_the_convention() -> None:
+    assert scaling(16, 32, False) == 2 and scaling(16, 32, True) == 8
+
+
+@pytest.mark.parametrize(
+    ("blocks", "groups"),
+    [(6, "bbmmtt"), (3, "bmt"), (12, "bbbbmmmmtttt"), (4, "bbmt"), (1, "b")],
+)
+def test_layer_groups_are_thirds_by_depth(blocks: int, groups: str) -> None:
+    assert "".join(layer_group(b, blocks)[0] for b in range(blocks)) == groups
+    assert layer_group(None, blocks) == "middle"
+
+
+def test_the_grid_is_56_configurations_with_every_seed_to_the_end() -> None:
+    assert fraction_of_grid(56 * 3 * 130, 3, 130) == 1
