@@ -74,5 +74,5 @@ def layer_group(block: int | None, blocks: int) -> LayerGroup:
     """
     if block is None or blocks < 1:
         return "middle"
-    third = (3 * block) // blocks
-    return ("bottom", "middle", "top")[min(third, 2)]  # type: ignore[return-value]
+    groups: tuple[LayerGroup, ...] = ("bottom", "middle", "top")
+    return groups[min((3 * block) // blocks, 2)]

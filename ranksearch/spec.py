@@ -7,7 +7,6 @@ whether the data or the model exist is not asked here.
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from ranksearch.errors import Fault, SpecError
-from ranksearch.space import Space, read_space
+from ranksearch.space import LogRange, Space, UniformRange, read_space
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
 __all__ = [
@@ -367,9 +366,8 @@ def _examine_section(cls: type[_Section], raw: Mapping[str, Any], path: str) -> 
             continue
         value = tuple(raw[name]) if name == "text" and isinstance(raw[name], list) else raw[name]
         try:
-            values[name] = TypeAdapter(
-                Annotated[info.annotation, info], config=ConfigDict(strict=True)
-            ).validate_python(value)
+            allowed: Any = Annotated[info.annotation, info]
+            values[name] = TypeAdapter(allowed, config=ConfigDict(strict=True)).validate_python(value)
         except ValidationError as error:
             faults.append(_told(name, value, f"{prefix}{name}", error, info.annotation))
     return values, faults
@@ -531,7 +529,7 @@ def _cross_rules(
             )
     if space is not None and low is not None and high is not None:
         warmup = space.domains["warmup_steps"]
-        longest = max(warmup.values()) if not hasattr(warmup, "low") else math.ceil(warmup.high)
+        longest = warmup.high if isinstance(warmup, LogRange | UniformRange) else max(warmup.values())
         if "warmup_steps" in raw.get("space", {}) and longest >= high:
             faults.append(
                 Fault(

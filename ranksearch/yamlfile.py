@@ -31,7 +31,7 @@ for _tag, _pattern, _first in (
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+.0123456789"),
     ("float", r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+."),
 ):
-    _Loader.add_implicit_resolver(  # type: ignore[no-untyped-call]
+    _Loader.add_implicit_resolver(  
         f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), [c if c != "\0" else "" for c in _first]
     )
 
@@ -44,7 +44,7 @@ def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     seen: dict[Any, int] = {}
     for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+        key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
         if not isinstance(key, str | int | float | bool):
             raise YamlFault(f"line {line}: a key must be a plain word, but got {key!r}")

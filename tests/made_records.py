@@ -111,7 +111,11 @@ def search_trials(number: int, seed: int = 7) -> list[TrialRecord]:
     made = []
     for n, config in enumerate(configs):
         if config.learning_rate > 3.2e-3:
-            told = {"state": "PRUNED", "violation": "diverged", "reason": "diverged: the loss was not finite at step 45"}
+            told = {
+                "state": "PRUNED",
+                "violation": "diverged",
+                "reason": "diverged: the loss was not finite at step 45",
+            }
             made.append(trial(n, config, steps=RUNGS[:1], nan_at_end=True, **told))
         elif loss_at(config, 0, RUNGS[0]) > limit:
             reason = f"stopped early at step 45: eval/nll {loss_at(config, 0, 45):.4g} is not among the best third"

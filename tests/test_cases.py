@@ -51,6 +51,8 @@ def run(tmp_path: Path) -> Run:
         folder = tmp_path / case
         if not folder.exists():
             shutil.copytree(CASES / case, folder)
+            if not (folder / "make_model.py").exists():
+                shutil.copy(CASES / "make_model.py", folder)
             env = os.environ | {"OMP_NUM_THREADS": "1"}
             subprocess.run([sys.executable, "make_model.py"], cwd=folder, check=True, capture_output=True, env=env)
         env = {k: v for k, v in os.environ.items() if k != "RANKSEARCH_HOME"} | {"OMP_NUM_THREADS": "1"}
@@ -178,7 +180,9 @@ def test_a_diverged_trial_is_never_the_best(run: Run) -> None:
     import mlflow
 
     client = mlflow.MlflowClient(result["mlflow"]["tracking_uri"])
-    runs = client.search_runs([result["mlflow"]["experiment_id"]], "metrics.`eval/nll` >= 0", order_by=["metrics.`eval/nll`"])
+    runs = client.search_runs(
+        [result["mlflow"]["experiment_id"]], "metrics.`eval/nll` >= 0", order_by=["metrics.`eval/nll`"]
+    )
     assert runs and all(r.data.params["learning_rate"] == "0.005" for r in runs)
     killed = [r for r in client.search_runs([result["mlflow"]["experiment_id"]]) if r.info.status == "KILLED"]
     assert len(killed) == len(diverged) and all("diverged" in str(r.data.tags) for r in killed)

@@ -110,9 +110,7 @@ def test_a_diverged_trial_is_pruned_told_as_a_violation_and_never_best() -> None
 
 def test_the_sampler_learns_to_avoid_a_region_that_diverges() -> None:
     files = Files()
-    drive(
-        make(files, trials=50), loss=lambda c, s, f: math.nan if c.learning_rate > 1.5e-3 else loss_at(c, s, f)
-    )
+    drive(make(files, trials=50), loss=lambda c, s, f: math.nan if c.learning_rate > 1.5e-3 else loss_at(c, s, f))
     search = [t for t in sorted(files.trials.values(), key=lambda t: t.number) if t.purpose == "search"]
     early, late = search[:12], search[-20:]
     share = lambda ts: sum(t.violation is not None for t in ts) / len(ts)  # noqa: E731
@@ -133,10 +131,16 @@ def test_out_of_memory_is_the_configurations_doing() -> None:
     launch = coordinator.next()
     assert launch is not None
     over = coordinator.report(
-        launch.number, update(launch, 0, math.nan, metrics={}, violation="out_of_memory", detail="tried 2 GiB", done=True)
+        launch.number,
+        update(launch, 0, math.nan, metrics={}, violation="out_of_memory", detail="tried 2 GiB", done=True),
     )
     trial = files.trials[launch.number]
-    assert over and trial.state == "PRUNED" and trial.violation == "out_of_memory" and "tried 2 GiB" in (trial.reason or "")
+    assert (
+        over
+        and trial.state == "PRUNED"
+        and trial.violation == "out_of_memory"
+        and "tried 2 GiB" in (trial.reason or "")
+    )
 
 
 def test_a_failed_trial_starts_again_three_times_and_keeps_the_reasons() -> None:
@@ -206,8 +210,16 @@ def test_a_halted_study_leaves_no_record_running() -> None:
 def test_smaller_batches_run_more_steps_for_the_same_samples() -> None:
     space = {"r": 4, "learning_rate": 1e-3, "batch_size": {"choices": [8, 32]}}
     files = Files()
-    drive(make(files, strategy="grid", sampler="grid", space=space, trials=2, budget=Budget(
-        min_steps=20, max_steps=60, reduction_factor=3, reference_batch_size=32)))
+    drive(
+        make(
+            files,
+            strategy="grid",
+            sampler="grid",
+            space=space,
+            trials=2,
+            budget=Budget(min_steps=20, max_steps=60, reduction_factor=3, reference_batch_size=32),
+        )
+    )
     samples = {t.config.batch_size: t.cost.samples for t in files.trials.values() if t.purpose == "search"}
     steps = {t.config.batch_size: t.max_steps for t in files.trials.values()}
     assert samples == {8: 1920, 32: 1920} and steps == {8: 240, 32: 60}

@@ -29,7 +29,9 @@ from ranksearch.export.write import _targets
 from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.rules import learn, recommend
 from ranksearch.store import Store
+from ranksearch.training import AdapterRun, evaluate_saved
 from tests.finished import SPEC, finish_study, values_of, write_study
+from tests.tiny_models import make_config, make_workbench
 
 # PEFT 0.21 still reads the name that transformers 5.24 calls deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")
@@ -146,6 +148,21 @@ def test_the_exported_adapter_loads_by_peft_and_repeats_the_tested_nll(
     model = PeftModel.from_pretrained(base, str(tmp_path / "out"))
     assert nll(model) == pytest.approx(measured, abs=1e-6)
     assert Store(home).study("tiny").test.metrics["nll"] == measured  # type: ignore[union-attr]
+
+
+def test_what_an_adapter_run_saved_is_exported_and_repeats_its_numbers(tmp_path: Path) -> None:
+    bench = make_workbench(tmp_path / "model")
+    made = make_config(r=8)
+    with AdapterRun(bench, made, seed=1, max_steps=6, top_rank=8) as run:
+        run.advance(6)
+        measured = run.evaluate("test")["test/nll"]
+        run.save(tmp_path / "home/studies/real/adapters/00005")
+    settings = made.model_dump(exclude={"r", "method", "method_parameters", "layer_group_lr"})
+    finish_study(tmp_path / "home", "real", values_of({2: 0.05, 8: 0.0}), config=settings, adapter="adapters/00005")
+    export(source_of(tmp_path / "home", "real"), "peft", tmp_path / "out")
+    assert evaluate_saved(bench, tmp_path / "out", "test")["test/nll"] == pytest.approx(measured, abs=1e-6)
+    config = json.loads((tmp_path / "out/adapter_config.json").read_text())
+    assert Path(config["base_model_name_or_path"]).is_dir()
 
 
 def test_the_card_names_study_decision_versions_and_what_was_measured(

@@ -45,7 +45,11 @@ def test_a_trial_comes_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_a_value_that_is_not_finite_is_null_in_strict_json(tmp_path: Path) -> None:
     report = RungReport(
-        step=1, samples=32, fidelity=1, metrics={"eval/nll": float("nan"), "train/loss": float("inf")}, at=datetime.now(UTC)
+        step=1,
+        samples=32,
+        fidelity=1,
+        metrics={"eval/nll": float("nan"), "train/loss": float("inf")},
+        at=datetime.now(UTC),
     )
     StudyFolder(tmp_path).write_trial(record(reports=(report,)))
     text = (tmp_path / "trials" / "00000.json").read_text()
@@ -99,7 +103,10 @@ def test_a_second_driver_is_refused_and_a_killed_one_leaves_no_lease(tmp_path: P
     holder.start()
     try:
         assert ready.wait(30)
-        with pytest.raises(StoreError, match=f'in use by another driver.*"pid": {holder.pid}'), StudyFolder(tmp_path).lease():
+        with (
+            pytest.raises(StoreError, match=f'in use by another driver.*"pid": {holder.pid}'),
+            StudyFolder(tmp_path).lease(),
+        ):
             pass
     finally:
         os.kill(holder.pid or 0, signal.SIGKILL)

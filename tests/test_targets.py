@@ -49,7 +49,9 @@ LLAMA = facts(
     heads=(),
     tied=("lm_head",),
 )
-GPT2 = facts(("transformer.h.0.attn.c_attn", "qkv"), ("transformer.h.0.attn.c_proj", "o"), ("transformer.h.0.mlp.c_fc", "mlp"))
+GPT2 = facts(
+    ("transformer.h.0.attn.c_attn", "qkv"), ("transformer.h.0.attn.c_proj", "o"), ("transformer.h.0.mlp.c_fc", "mlp")
+)
 
 
 def leaves(names: tuple[str, ...]) -> set[str]:

@@ -680,14 +680,17 @@ def test_a_server_killed_midway_and_started_again_has_everything_once(tmp_path: 
     server.start()
     tracker = desk.tracker()
     trials = [make_trial(n, steps=(5, 10, 15)) for n in range(60)]
-    for trial in trials:
-        tracker.publish_trial(trial)
-        if trial.number in (20, 40):
-            eventually(lambda: (desk.folder / "tracking.json").exists())
-            server.kill()
-            eventually(lambda: any("cannot be reached" in text for text in desk.told))
-            desk.told.clear()
-            server.start()
+    for batch in (trials[:30], trials[30:]):
+        for trial in batch:
+            tracker.publish_trial(trial)
+        last = desk.spool / f"trial-{batch[10].number:05d}.json"
+        eventually(lambda last=last: not last.exists())
+        server.kill()
+        eventually(lambda: any("cannot be reached" in text for text in desk.told))
+        server.start()
+        eventually(lambda: any("answers again" in text for text in desk.told))
+        assert len(desk.told) == 2
+        desk.told.clear()
     assert tracker.close(timeout=200) == 0
     runs = desk.runs()
     assert len(runs) == 61

@@ -230,7 +230,10 @@ def test_a_saved_adapter_loads_with_peft_and_gives_the_same_metrics(family: str,
     assert config["target_modules"] == sorted(config["target_modules"])
     assert config["base_model_name_or_path"] == str(tmp_path / "model")
     assert set(bench.facts.head_modules) <= set(config["modules_to_save"])
-    assert sorted(p.name for p in (tmp_path / "adapter").iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(p.name for p in (tmp_path / "adapter").iterdir()) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
 
 
 def test_a_bf16_run_trains_fp32_adapters_and_its_adapter_holds_on_the_fp32_model(tmp_path: Path) -> None:
@@ -242,7 +245,9 @@ def test_a_bf16_run_trains_fp32_adapters_and_its_adapter_holds_on_the_fp32_model
         expected = run.evaluate("test")
         run.save(tmp_path / "adapter")
     wide = Workbench(bench.source, bench.data, precision="fp32", device="cpu")
-    assert evaluate_saved(wide, tmp_path / "adapter", "test")["test/nll"] == pytest.approx(expected["test/nll"], abs=5e-3)
+    assert evaluate_saved(wide, tmp_path / "adapter", "test")["test/nll"] == pytest.approx(
+        expected["test/nll"], abs=5e-3
+    )
 
 
 def test_two_runs_with_equal_answers_count_what_they_trained(bench: Workbench) -> None:

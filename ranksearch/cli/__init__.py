@@ -35,7 +35,21 @@ def cli() -> None:
     """
 
 
-for _command in (check, plan, search, list_studies, status, report, export, evidence, learn, recommend, assets, ui, sync):
+for _command in (
+    check,
+    plan,
+    search,
+    list_studies,
+    status,
+    report,
+    export,
+    evidence,
+    learn,
+    recommend,
+    assets,
+    ui,
+    sync,
+):
     cli.add_command(_command)
 
 

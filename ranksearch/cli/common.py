@@ -13,7 +13,9 @@ import click
 
 __all__ = ["json_option", "say", "stdout_for_json", "told"]
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout, all else on stderr.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, all else on stderr."
+)
 
 
 def say(text: str) -> None:

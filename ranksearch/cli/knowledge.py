@@ -79,7 +79,7 @@ def learn(as_json: bool, out: Path | None, mermaid: bool) -> None:
         told(flow_mermaid(flow) if mermaid else flow_text(flow))
 
 
-@click.command(short_help="A configuration without a search, or \"I don't know\".")
+@click.command(short_help='A configuration without a search, or "I don\'t know".')
 @click.option("--task", type=click.Choice(["classification", "generation"]))
 @click.option("--model", help="Base model, as a spec would name it.")
 @click.option("--examples", type=click.IntRange(1), help="Training rows.")

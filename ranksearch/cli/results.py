@@ -22,7 +22,9 @@ def list_studies(as_json: bool) -> None:
     for name in store.studies():
         study = store.study(name)
         result = study.result or {}
-        rows.append({"study": name, "state": study.state, "status": result.get("status"), "created_at": study.created_at})
+        rows.append(
+            {"study": name, "state": study.state, "status": result.get("status"), "created_at": study.created_at}
+        )
     with stdout_for_json(as_json) as emit:
         emit({"home": str(store.home), "studies": rows})
     if not as_json:

@@ -41,25 +41,23 @@ class Kind(NamedTuple):
 
 
 KINDS: Mapping[str, Kind] = {
-    "few": Kind("every row must have as many cells as the header", "fewer"),
-    "many": Kind("every row must have as many cells as the header", "more"),
-    "quote": Kind("a quoted cell must end at its closing quote", "text after it"),
-    "torn": Kind("a quote that opens a cell must be closed", "none: the file may be cut off"),
-    "json": Kind("every line must be JSON", "something else"),
-    "object": Kind("every row must be an object", "something else"),
+    "few": Kind("every row must have as many cells as the header", "fewer cells than the header"),
+    "many": Kind("every row must have as many cells as the header", "more cells than the header"),
+    "quote": Kind("a quoted cell must end at its closing quote", "text after the closing quote"),
+    "torn": Kind("a quote that opens a cell must be closed", "one left open: the file may be cut off"),
+    "json": Kind("every line must be JSON", "no JSON"),
+    "object": Kind("every row must be an object", "no object"),
     "empty": Kind("no cell of `{column}` may be empty", "an empty `{column}`"),
     "nested": Kind("a cell must be a text or a number", "a list or an object as `{column}`"),
     "nul": Kind("a cell must be text", "a NUL character in `{column}`"),
     "broken": Kind("a cell must be text", "broken characters in `{column}`"),
-    "chat": Kind("`{column}` must be a list of turns, each with a role and a content", "something else"),
+    "chat": Kind("`{column}` must be a list of turns, each with a role and a content", "no such list"),
     "null content": Kind("every turn must hold a text that the chat template shows", "a null content"),
-    "tool calls": Kind(
-        "the chat template must show tool calls", "tool calls (their content is null) that it doesn't show"
-    ),
+    "tool calls": Kind("the chat template must show tool calls", "tool calls that the template doesn't show"),
     "parts": Kind("a turn's content must be a text or a list of texts", "another content"),
-    "not shown": Kind("the chat template must show every turn", "a turn that it leaves out"),
-    "template": Kind("the chat template must take every row", "turns that it refuses"),
-    "no answer": Kind("every row needs an assistant's turn that says something", "none"),
+    "not shown": Kind("the chat template must show every turn", "a turn that the template leaves out"),
+    "template": Kind("the chat template must take every row", "turns that the template refuses"),
+    "no answer": Kind("every row needs an assistant's turn that says something", "no such turn"),
 }
 KEPT = 100
 """Line numbers of unusable rows that the facts keep of each kind, beside their count."""

@@ -7,10 +7,10 @@
     const names = Object.keys(columns);
     return names.length ? columns[names[0]].map((_, i) => Object.fromEntries(names.map((n) => [n, columns[n][i]]))) : [];
   };
-  for (const [name, spec] of Object.entries(specs)) {
+  const draw = async (name, spec) => {
     const place = document.getElementById("plot-" + name);
     const own = Object.fromEntries(Object.entries(datasets).map(([key, columns]) => [key, rows(columns)]));
-    vegaEmbed(place, { ...spec, datasets: { ...spec.datasets, ...own } }, {
+    await vegaEmbed(place, { ...spec, datasets: { ...spec.datasets, ...own } }, {
       actions: false,
       renderer: "svg",
       defaultStyle: false,
@@ -19,7 +19,14 @@
       place.classList.add("failed");
       place.textContent = "This plot could not be drawn: " + error.message;
     });
-  }
+  };
+  // One after another, so that the page can be read and scrolled meanwhile.
+  (async () => {
+    for (const [name, spec] of Object.entries(specs)) {
+      await draw(name, spec);
+      await new Promise((resolve) => setTimeout(resolve));
+    }
+  })();
 
   const table = document.getElementById("trials-table");
   const body = table.tBodies[0];

@@ -145,13 +145,11 @@ class Sampler:
         known = {n: record.values[n] for n in searched if n in record.values}
         state = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAILED": TrialState.FAIL}[record.state]
         intermediate = {r.fidelity: v for r in record.reports if (v := r.metrics.get(self.metric)) is not None}
-        if state == TrialState.PRUNED and value is not None and record.violation is None:
-            final = value
-        else:
-            final = value if state == TrialState.COMPLETE else None
+        # Optuna gives a pruned trial its last value, but not one that violates a constraint.
+        valued = state == TrialState.COMPLETE or (state == TrialState.PRUNED and record.violation is None)
         return optuna.trial.create_trial(
             state=state,
-            value=final,
+            value=value if valued else None,
             params={n: _internal(searched[n], v) for n, v in known.items()},
             distributions={n: _distribution(searched[n]) for n in known},
             intermediate_values=intermediate,

@@ -68,19 +68,23 @@ def trial_to_test(config: TrialConfig, question: Question, trials: Sequence[Tria
 def recommended_json(trial: TrialRecord, study: StudyRecord) -> dict[str, Any]:
     """Every parameter of a configuration and what else a re-run needs."""
     config = trial.config.plain()
-    own = config.pop("method_parameters")
+    own: dict[str, Any] = config.pop("method_parameters")
     config["target_modules"] = list(trial.target_modules) or config["target_modules"]
-    return config | own | {
-        "max_steps": trial.max_steps,
-        "lr_scheduler_type": "linear",
-        "max_grad_norm": 1.0,
-        "precision": study.spec["precision"],
-        "gradient_accumulation": study.spec["gradient_accumulation"],
-        "gradient_checkpointing": study.spec["gradient_checkpointing"],
-        "max_length": study.data["max_length"]["tokens"],
-        "model": study.spec["model"]["id"],
-        "task": study.spec["task"],
-    }
+    return (
+        config
+        | own
+        | {
+            "max_steps": trial.max_steps,
+            "lr_scheduler_type": "linear",
+            "max_grad_norm": 1.0,
+            "precision": study.spec["precision"],
+            "gradient_accumulation": study.spec["gradient_accumulation"],
+            "gradient_checkpointing": study.spec["gradient_checkpointing"],
+            "max_length": study.data["max_length"]["tokens"],
+            "model": study.spec["model"]["id"],
+            "task": study.spec["task"],
+        }
+    )
 
 
 def count_states(trials: Sequence[TrialRecord]) -> dict[str, int]:
@@ -104,7 +108,9 @@ def total_cost(study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, A
     }
 
 
-def result_json(study: StudyRecord, trials: Sequence[TrialRecord], mlflow: Mapping[str, Any], artifacts: str) -> dict[str, Any]:
+def result_json(
+    study: StudyRecord, trials: Sequence[TrialRecord], mlflow: Mapping[str, Any], artifacts: str
+) -> dict[str, Any]:
     """The one JSON object that `search --json` prints."""
     test: TestResult | None = study.test
     status = "failed" if study.recommended is None else "undecided"
@@ -124,4 +130,11 @@ def result_json(study: StudyRecord, trials: Sequence[TrialRecord], mlflow: Mappi
 
 
 def _parameters(trials: Sequence[TrialRecord], r: int) -> int | None:
-    return next((t.trainable_parameters for t in trials if t.purpose == "decide" and t.config.r == r and t.trainable_parameters), None)
+    return next(
+        (
+            t.trainable_parameters
+            for t in trials
+            if t.purpose == "decide" and t.config.r == r and t.trainable_parameters
+        ),
+        None,
+    )

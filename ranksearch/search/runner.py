@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 
 from typing import Any, Protocol
 
-from ranksearch.errors import RankSearchError, StoreError
+from ranksearch.errors import RankSearchError
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.sampling import Sampler
 from ranksearch.search.conclude import conclude, recommend_config, recommended_json, trial_to_test
@@ -35,12 +35,17 @@ _ENVIRONMENT = {
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
     "TUNE_WARN_THRESHOLD_S": "30",
+    "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+
+
+_PATIENCE_SECONDS = 30.0
+"""After a signal, how long Ray may take to end before the process leaves without it."""
 
 
 class Listener(Protocol):
@@ -123,8 +128,16 @@ def run_study(
             "cluster": cluster.describe(),
         }
         worker = WorkerSetup.of(setup, folder.path)
+
+        def end(update: dict[str, Any], stopped: str | None) -> StudyRecord:
+            seconds = round(time.monotonic() - began, 1)
+            closed = session | {"seconds": seconds, "ended_at": datetime.now(UTC).isoformat(), "stopped": stopped}
+            return put(study.model_copy(update={"sessions": (*study.sessions, closed)} | update))
+
         try:
-            interrupted = _fit(coordinator, setup, worker, cluster, notify)
+            interrupted = _fit(
+                coordinator, setup, worker, cluster, notify, lambda: end({"state": "INTERRUPTED"}, "interrupted")
+            )
             trials = coordinator.trials()
             decision = conclude(study, question, trials)
             chosen = recommend_config(decision, question, trials)
@@ -135,23 +148,21 @@ def run_study(
             if not interrupted and chosen is not None and not _tested(study, chosen, trials):
                 update["test"] = _test(worker, chosen, question, trials, study, notify)
             update["state"] = "INTERRUPTED" if interrupted else "DONE" if chosen is not None else "FAILED"
-            session["stopped"] = "interrupted" if interrupted else coordinator.finished
         except BaseException:
             with contextlib.suppress(RankSearchError):
                 coordinator.interrupt()
-            update = {"state": "INTERRUPTED"}
-            session["stopped"] = "an error"
+                end({"state": "INTERRUPTED"}, "an error")
             raise
-        finally:
-            session |= {"seconds": round(time.monotonic() - began, 1), "ended_at": datetime.now(UTC).isoformat()}
-            study = study.model_copy(update={"sessions": (*study.sessions, session)} | update)
-            with contextlib.suppress(StoreError):
-                put(study)
-    return study
+        return end(update, "interrupted" if interrupted else coordinator.finished)
 
 
 def _fit(
-    coordinator: Coordinator, setup: StudySetup, worker: WorkerSetup, cluster: _Cluster, notify: Callable[[str], None]
+    coordinator: Coordinator,
+    setup: StudySetup,
+    worker: WorkerSetup,
+    cluster: _Cluster,
+    notify: Callable[[str], None],
+    on_leaving: Callable[[], object],
 ) -> bool:
     """Runs Tune until the coordinator has finished.
 
@@ -189,9 +200,13 @@ def _fit(
         interrupted = True
         notify("Stopping: what has finished is kept; go on later with --resume.")
         coordinator.halted = True
+        last_resort.start()
         # Tune leaves its loop on SIGUSR1, whose handler it installs itself.
         os.kill(os.getpid(), signal.SIGUSR1)
 
+    # A signal to the whole process group ends Ray too, and a driver without its cluster waits for it in vain.
+    last_resort = threading.Timer(_PATIENCE_SECONDS, _leave, (coordinator, on_leaving))
+    last_resort.daemon = True
     before = {s: signal.signal(s, stop) for s in (signal.SIGINT, signal.SIGTERM)} if _in_main_thread() else {}
     try:
         tune.Tuner(
@@ -210,11 +225,19 @@ def _fit(
             ),
         ).fit()
     finally:
+        last_resort.cancel()
         for which, handler in before.items():
             signal.signal(which, handler)
         shutil.rmtree(staging, ignore_errors=True)
     coordinator.interrupt()
     return interrupted or coordinator.finished is None
+
+
+def _leave(coordinator: Coordinator, on_leaving: Callable[[], object]) -> None:
+    """Ends the process with every record true, when Ray does not let it end by itself."""
+    coordinator.interrupt()
+    on_leaving()
+    os._exit(130)
 
 
 def _in_main_thread() -> bool:
@@ -321,5 +344,3 @@ def _cluster(address: str | None) -> Iterator[_Cluster]:
         yield _Cluster(address)
     finally:
         ray.shutdown()
-
-

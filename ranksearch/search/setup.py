@@ -106,7 +106,8 @@ def begin_study(setup: StudySetup) -> StudyRecord:
         created_at=datetime.now(UTC),
         spec=spec,
         fingerprint=fingerprint(spec, setup.prepared.facts),
-        versions={"ranksearch": __version__, "python": platform.python_version(), "platform": platform.platform()} | versions,
+        versions={"ranksearch": __version__, "python": platform.python_version(), "platform": platform.platform()}
+        | versions,
         model=setup.model,
         data=setup.prepared.facts,
         plan=setup.plan.model_dump(mode="json"),

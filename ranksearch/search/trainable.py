@@ -60,7 +60,7 @@ def make_workbench(worker: WorkerSetup) -> Workbench:
     )
 
 
-class TrialWorker(Trainable):  # type: ignore[misc]
+class TrialWorker(Trainable):
     """Trains one configuration after another on one workbench."""
 
     def setup(self, config: dict[str, Any], worker: WorkerSetup) -> None:

@@ -21,7 +21,7 @@ RESULT_KEY = "ranksearch"
 """A worker's result carries our Update under this key, as JSON: Tune flattens nested values by "/"."""
 
 
-class StudySearcher(Searcher):  # type: ignore[misc]
+class StudySearcher(Searcher):
     """Hands the coordinator's launches to Tune.
 
     Args:
@@ -68,7 +68,7 @@ class StudySearcher(Searcher):  # type: ignore[misc]
         return {}
 
 
-class StudyScheduler(FIFOScheduler):  # type: ignore[misc]
+class StudyScheduler(FIFOScheduler):
     """Passes every report and failure to the coordinator and stops what it says is over.
 
     Args:
@@ -96,7 +96,9 @@ class StudyScheduler(FIFOScheduler):  # type: ignore[misc]
         """Hands a failure on, its last line as the reason."""
         text = str(trial.get_error() or trial.get_pickled_error() or "the worker's process died")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        self._coordinator.fail(self._numbers[trial.trial_id], lines[-1] if lines else text, memory=self._is_memory(text))
+        self._coordinator.fail(
+            self._numbers[trial.trial_id], lines[-1] if lines else text, memory=self._is_memory(text)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # As for the searcher.
