@@ -37,14 +37,14 @@ class TrialConfig(BaseModel):
 
     method: str = "lora"
     r: Annotated[int, Field(ge=1)]
-    lora_alpha: Annotated[float, Field(gt=0), AfterValidator(whole)]
+    lora_alpha: Annotated[int | float, Field(gt=0), AfterValidator(whole)]
     """The numerator of the scaling, already multiplied out where the spec gives `alpha_ratio`."""
     use_rslora: bool = False
     """Scaling is lora_alpha / sqrt(r) instead of lora_alpha / r."""
     learning_rate: Annotated[float, Field(gt=0)]
     """Peak rate of the adapter in the middle layer group (after warm-up, before the linear decay)."""
     layer_group_lr: LayerGroupLr = LayerGroupLr()
-    loraplus_lr_ratio: Annotated[float, Field(gt=0), AfterValidator(whole)] = 1
+    loraplus_lr_ratio: Annotated[int | float, Field(gt=0), AfterValidator(whole)] = 1
     """Learning rate of B over that of A (LoRA+, arXiv 2402.12354)."""
     head_lr_ratio: Annotated[float, Field(gt=0)] = 1.0
     """Learning rate of the classifier head (and pooler) over the adapter's."""

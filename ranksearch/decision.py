@@ -25,6 +25,7 @@ __all__ = [
     "decide",
     "looks",
     "relative_tolerance",
+    "seeds_to_certify",
 ]
 
 ERROR = 0.05
@@ -265,6 +266,28 @@ def decide(
         left_out=table.left_out,
     )
     return decision.model_copy(update={"why": _why(decision, table.tried, looks), "notes": _notes(decision, largest_r)})
+
+
+def seeds_to_certify(decision: Decision, r: int) -> int | None:
+    """Seeds in all after which a rank's bound would meet the tolerance, if means and residual SD stayed as they are.
+
+    Args:
+        decision: A decision with an interval.
+        r: One of its ranks.
+
+    Returns:
+        The number; None when none up to MOST_SEEDS would do, or there is no interval to judge from.
+    """
+    if decision.residual_sd is None or len(decision.curve) < 2:
+        return None
+    losses = {point.r: point.loss for point in decision.curve}
+    others = min(loss for rank, loss in losses.items() if rank != r)
+    # As in the bound: the rank's mean against the best of the others.
+    room = decision.tolerance - (losses[r] - others)
+    if room <= 0:
+        return None
+    more = _more_seeds(room, decision.residual_sd, len(losses), decision.seeds, decision.error)
+    return None if more is None else decision.seeds + more
 
 
 def _value_faults(values: Values, direction: Direction) -> list[Fault]:

@@ -25,14 +25,16 @@ __all__ = [
     "StudyRecord",
     "TestResult",
     "TrialRecord",
+    "TruncationPoint",
 ]
 
 SCHEMA_VERSION = 1
 
 State = Literal["WAITING", "RUNNING", "COMPLETE", "PRUNED", "FAILED"]
 
-Purpose = Literal["search", "decide"]
-"""Why a trial runs: "search" chooses configurations, "decide" measures a chosen one with a fresh seed."""
+Purpose = Literal["search", "reference", "select", "decide"]
+"""Why a trial runs. "search": the sampler proposed it. "reference": the top rank's run whose adapter is truncated.
+"select": one of a few variants among which a rank's finalist is chosen. "decide": a finalist with a fresh seed."""
 
 
 def _finite(value: object) -> object:
@@ -58,6 +60,20 @@ class RungReport(_Record):
     metrics: dict[str, Measured]
     """`eval/...`, `train/...` and `cost/...` by name; null where the value was not finite."""
     at: datetime
+
+
+class TruncationPoint(_Record):
+    """A trained adapter cut down to fewer ranks and measured again, without further training."""
+
+    kind: Literal["uniform", "pattern"]
+    """"uniform": the same rank in every layer. "pattern": one threshold on singular values over all layers, with as
+    many ranks in all."""
+    r: int
+    """The rank; for a pattern, its mean over the layers, rounded."""
+    metrics: dict[str, Measured]
+    trainable_parameters: int
+    rank_pattern: dict[str, int] = {}
+    """Layer -> rank, for a pattern."""
 
 
 class Cost(_Record):
@@ -107,6 +123,8 @@ class TrialRecord(_Record):
     trainable_parameters: int | None = None
     target_modules: tuple[str, ...] = ()
     """The modules adapted, as the shortest name endings that mean exactly them."""
+    truncation: tuple[TruncationPoint, ...] = ()
+    """The rank-quality curve of its trained adapter, for a reference run."""
     adapter: str | None = None
     """Folder of the trained adapter in PEFT's format, relative to the study's folder."""
     worker: str | None = None

@@ -160,7 +160,7 @@ class Spec(_Section):
     gradient_accumulation: Annotated[int, Field(ge=1)] = 1
     gradient_checkpointing: bool = False
     objective: ObjectiveSpec = ObjectiveSpec()
-    strategy: Literal["joint", "grid", "random"] = "joint"
+    strategy: Literal["staged", "joint", "grid", "random"] = "staged"
     sampler: Literal["tpe", "gp", "cmaes", "random", "grid"] = "tpe"
     budget: BudgetSpec = BudgetSpec()
     seeds: Annotated[int, Field(ge=1)] = 3

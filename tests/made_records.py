@@ -28,7 +28,8 @@ SPACE: dict[str, Any] = {
 
 def loss_at(config: TrialConfig, seed: int, step: int) -> float:
     """A made-up loss: a best rate at 1e-3, gains with the rank that fade, seed noise, less with steps."""
-    noise = random.Random(f"{config.key}{seed}").gauss(0, 0.004) + random.Random(seed).gauss(0, 0.01)
+    point = f"{config.r} {config.learning_rate} {config.head_lr_ratio} {seed}"
+    noise = random.Random(point).gauss(0, 0.004) + random.Random(seed).gauss(0, 0.01)
     rate = 0.35 * math.log10(config.learning_rate / 1e-3) ** 2
     head = 0.05 * math.log10(config.head_lr_ratio / 6) ** 2
     return 0.42 + rate + head + 0.08 / config.r + 2.4 * math.exp(-step / 32) + noise

@@ -211,6 +211,7 @@ def test_gradient_checkpointing_changes_no_number(family: str, tmp_path: Path) -
     assert same(trained(plain, 3), trained(saving, 3))
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # PEFT's own call
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_saved_adapter_loads_with_peft_and_gives_the_same_metrics(family: str, tmp_path: Path) -> None:
     bench = make_workbench(tmp_path / "model", family)

@@ -41,7 +41,8 @@ def _roberta(dropout: float) -> PreTrainedModel:
     return RobertaModel(
         RobertaConfig(
             vocab_size=VOCAB, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=64,
-            max_position_embeddings=66, pad_token_id=1, hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+            max_position_embeddings=66, pad_token_id=1, hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
         )
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ def evidence() -> None:
 @click.argument("path", type=click.Path(path_type=Path))
 @json_option
 def import_(kind: str, path: Path, as_json: bool) -> None:
-    """Import results of KIND (records, peft, table, ...) from PATH.
+    """Import results of KIND (csv, peft, records or tinker) from PATH.
 
     \b
     Example: ranksearch evidence import peft method_comparison/MetaMathQA/results
@@ -82,12 +82,19 @@ def learn(as_json: bool, out: Path | None, mermaid: bool) -> None:
 @click.command(short_help='A configuration without a search, or "I don\'t know".')
 @click.option("--task", type=click.Choice(["classification", "generation"]))
 @click.option("--model", help="Base model, as a spec would name it.")
+@click.option("--model-parameters", type=click.IntRange(1), help="Its parameters, where the name does not tell.")
 @click.option("--examples", type=click.IntRange(1), help="Training rows.")
 @click.option("--tokens", type=click.IntRange(1), help="Training tokens.")
 @click.option("--tasks", type=click.IntRange(1), help="Tasks that one adapter serves.")
 @json_option
 def recommend(
-    task: str | None, model: str | None, examples: int | None, tokens: int | None, tasks: int | None, as_json: bool
+    task: str | None,
+    model: str | None,
+    model_parameters: int | None,
+    examples: int | None,
+    tokens: int | None,
+    tasks: int | None,
+    as_json: bool,
 ) -> None:
     """Recommend a configuration from rules, with why and how sure.
 
@@ -95,19 +102,22 @@ def recommend(
     Example: ranksearch recommend --task classification --examples 5000
     """
     from ranksearch.evidence import load_evidence
+    from ranksearch.rules import answer_text
     from ranksearch.rules import learn as build
     from ranksearch.rules import recommend as ask
     from ranksearch.store import default_home
 
     with stdout_for_json(as_json) as emit:
         flow = build(load_evidence(default_home()))
-        answer = ask(flow, task=task, model=model, examples=examples, tokens=tokens, tasks=tasks)
+        answer = ask(
+            flow,
+            task=task,
+            model=model,
+            model_parameters=model_parameters,
+            examples=examples,
+            tokens=tokens,
+            tasks=tasks,
+        )
         emit(answer.model_dump(mode="json"))
-    if as_json:
-        return
-    if answer.recommended is None:
-        told(f"I don't know. {answer.reason}")
-        return
-    known = {k: v for k, v in answer.recommended.items() if v is not None}
-    told("\n".join(f"{key}: {value}" for key, value in known.items()))
-    told(answer.why)
+    if not as_json:
+        told(answer_text(answer))

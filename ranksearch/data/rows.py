@@ -51,13 +51,13 @@ KINDS: Mapping[str, Kind] = {
     "nested": Kind("a cell must be a text or a number", "a list or an object as `{column}`"),
     "nul": Kind("a cell must be text", "a NUL character in `{column}`"),
     "broken": Kind("a cell must be text", "broken characters in `{column}`"),
-    "chat": Kind("`{column}` must be a list of turns, each with a role and a content", "no such list"),
+    "chat": Kind("`{column}` must be a list of turns, each with a role and a content", "no list of turns"),
     "null content": Kind("every turn must hold a text that the chat template shows", "a null content"),
     "tool calls": Kind("the chat template must show tool calls", "tool calls that the template doesn't show"),
     "parts": Kind("a turn's content must be a text or a list of texts", "another content"),
     "not shown": Kind("the chat template must show every turn", "a turn that the template leaves out"),
     "template": Kind("the chat template must take every row", "turns that the template refuses"),
-    "no answer": Kind("every row needs an assistant's turn that says something", "no such turn"),
+    "no answer": Kind("every row needs an answer", "no turn of the assistant that says something"),
 }
 KEPT = 100
 """Line numbers of unusable rows that the facts keep of each kind, beside their count."""

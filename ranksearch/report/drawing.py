@@ -16,6 +16,7 @@ from ranksearch.report.material import Material, outcome
 from ranksearch.report.theme import CONFIG, RAMP
 
 __all__ = [
+    "FEW",
     "REPORTS",
     "SHAPES",
     "TRIALS",
@@ -65,10 +66,9 @@ def datasets(material: Material) -> dict[str, list[dict[str, Any]]]:
         trials.append(shared | {"value": value, "step": last.fidelity if last else None})
         for report in trial.reports if trial.purpose == "search" else ():
             if (found := report.metrics.get(material.metric)) is not None:
-                reports.append(
-                    {k: shared[k] for k in ("number", "rank", "outcome", "rate")}
-                    | {"step": report.fidelity, "value": found}
-                )
+                kept = {name: shared[name] for name in ("number", "rank", "outcome", "rate")}
+                # A curve of one point has no line to show it.
+                reports.append(kept | {"step": report.fidelity, "value": found, "alone": len(trial.reports) == 1})
     return {"trials": trials, "reports": reports}
 
 
@@ -86,6 +86,10 @@ def rank_axis(material: Material) -> dict[str, Any]:
         "scale": alt.Scale(type="log", base=2, nice=False, padding=24),
         "axis": alt.Axis(values=_rank_ticks(material.ranks), format="d", grid=False),
     }
+
+
+FEW = 300
+"""Marks up to which a plot may treat each with care: a screen reader's label, a point at every report."""
 
 
 def crowded(marks: int) -> float:

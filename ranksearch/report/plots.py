@@ -12,6 +12,7 @@ from typing import Any
 import altair as alt
 
 from ranksearch.report.drawing import (
+    FEW,
     REPORTS,
     SHAPES,
     TRIALS,
@@ -114,7 +115,7 @@ def ranks(material: Material) -> Plot:
     y = metric_axis(material, [t.value(material.metric) for t in shown])
     kinds = alt.Scale(domain=["search", "decide"], range=["var(--faint)", "var(--accent)"])
     many = crowded(len(shown))
-    points = base.mark_point(size=55, strokeWidth=1.6, opacity=1).encode(
+    points = base.mark_point(size=55, strokeWidth=1.6, opacity=1, aria=len(shown) <= FEW).encode(
         strokeOpacity=alt.condition("datum.purpose === 'search'", alt.value(many), alt.value(1)),
         x=alt.X("rank:Q", **rank_axis(material)),
         y=y,
@@ -157,6 +158,7 @@ def curves(material: Material) -> Plot:
     ]
     if not found:
         return Plot(name, title, "Nothing to draw: no search trial reported a value.")
+    few = len(found) <= FEW
     strong = crowded(len({trial.number for trial in material.trials if trial.purpose == "search"}))
     fade = alt.condition("datum.outcome === 'complete'", alt.value(strong), alt.value(0.4 * strong))
     rungs = sorted({report.fidelity for trial in material.trials for report in trial.reports})
@@ -176,8 +178,10 @@ def curves(material: Material) -> Plot:
     )
     # Opacity of the stroke and of the fill, not of the whole mark: that would cost a layer of pixels a line.
     layers = [
-        base.mark_line(strokeWidth=1.6, opacity=1).encode(detail="number:N", strokeOpacity=fade),
-        base.mark_point(size=28, filled=True, opacity=1).encode(fillOpacity=fade),
+        base.mark_line(strokeWidth=1.6, opacity=1, aria=few).encode(detail="number:N", strokeOpacity=fade),
+        (base if few else base.transform_filter("datum.alone"))
+        .mark_point(size=28, filled=True, opacity=1, aria=few)
+        .encode(fillOpacity=fade),
     ]
     caption = (
         "One line a search trial, by rank. Strong: trained to the end. Faint: stopped early or not finished, at the "
@@ -225,14 +229,19 @@ def rates(material: Material) -> Plot:
     )
     layers = [
         base.transform_filter("datum.outcome !== 'complete'").mark_point(
-            size=70, strokeWidth=1.6, color="var(--faint)", opacity=1, strokeOpacity=crowded(len(searched))
+            size=70,
+            strokeWidth=1.6,
+            color="var(--faint)",
+            opacity=1,
+            strokeOpacity=crowded(len(searched)),
+            aria=len(searched) <= FEW,
         )
     ]
     if values:
         ramp = RAMP if material.minimize else RAMP[::-1]
         layers.append(
             base.transform_filter("datum.outcome === 'complete'")
-            .mark_point(size=150 if len(searched) <= 100 else 60, filled=True, opacity=1)
+            .mark_point(size=150 if len(searched) <= 100 else 60, filled=True, opacity=1, aria=len(searched) <= FEW)
             .encode(
                 color=alt.Color(
                     "value:Q",

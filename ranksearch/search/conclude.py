@@ -9,54 +9,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ranksearch.config import TrialConfig
-from ranksearch.decision import Decision, decide, looks, relative_tolerance
+from ranksearch.decision import Decision
 from ranksearch.plan import fraction_of_grid
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
-from ranksearch.strategies import Question
-from ranksearch.strategies.base import best_by_rank, choose_finalists
+from ranksearch.strategies import Question, Strategy
+from ranksearch.strategies.base import best_by_rank
 
-__all__ = ["conclude", "count_states", "recommend_config", "result_json", "total_cost", "trial_to_test"]
-
-
-def conclude(study: StudyRecord, question: Question, trials: Sequence[TrialRecord]) -> Decision | None:
-    """The decision over the finalists' runs with fresh seeds; None when none of them gave a value."""
-    finalists = {t.config.r: t.config.key for t in choose_finalists(question, trials)}
-    values: dict[int, dict[int, float | None]] = {r: {} for r in finalists}
-    for trial in trials:
-        if trial.purpose == "decide" and finalists.get(trial.config.r) == trial.config.key and trial.finished:
-            complete = trial.state == "COMPLETE"
-            values[trial.config.r][trial.seed] = trial.value(question.metric) if complete else None
-    if all(value is None for row in values.values() for value in row.values()):
-        return None
-    direction: Any = question.direction
-    tolerance = question.tolerance
-    if question.relative:
-        tolerance = relative_tolerance(values, fraction=tolerance, direction=direction)
-    return decide(
-        values,
-        metric=question.metric,
-        direction=direction,
-        tolerance=tolerance,
-        looks=looks(question.seeds, question.max_seeds),
-        trainable_parameters={r: _parameters(trials, r) or question.trainable[r] for r in values},
-        largest_r=max(question.space.ranks()),
-    )
+__all__ = ["count_states", "recommend_config", "result_json", "total_cost", "trial_to_test"]
 
 
 def recommend_config(
-    decision: Decision | None, question: Question, trials: Sequence[TrialRecord]
+    decision: Decision | None, strategy: Strategy, trials: Sequence[TrialRecord]
 ) -> TrialRecord | None:
     """A record that carries the recommended configuration: of the chosen rank, or of the best guess."""
     if decision is not None:
         r = decision.chosen_r if decision.chosen_r is not None else decision.guess_r
-        finalist = next(t for t in choose_finalists(question, trials) if t.config.r == r)
+        finalist = next(t for t in strategy.finalists(trials) if t.config.r == r)
         return next(
             t for t in trials if t.purpose == "decide" and t.config.key == finalist.config.key and t.state == "COMPLETE"
         )
+    question = strategy.question
     best = best_by_rank(question, trials)
-    if not best:
-        return None
-    return min(best.values(), key=lambda t: question.loss(t.value(question.metric) or 0.0, 0.0))
+    return min(best.values(), key=lambda t: question.loss(t.value(question.metric) or 0.0, 0.0), default=None)
 
 
 def trial_to_test(config: TrialConfig, question: Question, trials: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -127,14 +101,3 @@ def result_json(
         "mlflow": dict(mlflow),
         "artifacts": artifacts,
     }
-
-
-def _parameters(trials: Sequence[TrialRecord], r: int) -> int | None:
-    return next(
-        (
-            t.trainable_parameters
-            for t in trials
-            if t.purpose == "decide" and t.config.r == r and t.trainable_parameters
-        ),
-        None,
-    )

@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from ranksearch.plan import Budget, steps_of
-from ranksearch.records import Cost, RungReport, TrialRecord
+from ranksearch.records import Cost, RungReport, TrialRecord, TruncationPoint
 from ranksearch.sampling import Sampler, SpaceExhausted
 from ranksearch.space import Space
 from ranksearch.strategies import Done, Order, Strategy
@@ -61,6 +61,8 @@ class Launch:
     """The same in the budget's own unit."""
     keep_adapter: bool
     """Whether its trained adapter is saved at the end."""
+    truncate: tuple[int, ...]
+    """Smaller ranks at which its trained adapter is cut down and measured."""
 
 
 class Update(BaseModel):
@@ -78,6 +80,7 @@ class Update(BaseModel):
     target_modules: tuple[str, ...]
     done: bool
     adapter: str | None = None
+    truncation: tuple[TruncationPoint, ...] = ()
     violation: Literal["diverged", "out_of_memory"] | None = None
     detail: str = ""
 
@@ -188,6 +191,7 @@ class Coordinator:
                     "target_modules": update.target_modules,
                     "worker": update.worker,
                     "adapter": update.adapter,
+                    "truncation": update.truncation,
                 }
             )
             if violation is not None:
@@ -329,15 +333,28 @@ class Coordinator:
         )
         self._earlier_cost[trial.number] = trial.cost
         self._put(trial)
-        # A search run is measured at every rung even where nothing may stop it: its curve is evidence for others.
-        rungs = self.budget.rungs if trial.purpose == "search" else (self.budget.max_steps,)
+        # A run that chooses is measured at every rung even where nothing may stop it: its curve is evidence for others.
+        rungs = (self.budget.max_steps,) if trial.purpose == "decide" else self.budget.rungs
         return Launch(
             number=trial.number,
             record=trial,
             steps=tuple(self.budget.steps(f, trial.config.batch_size) for f in rungs),
             fidelities=rungs,
-            keep_adapter=trial.purpose == "decide",
+            keep_adapter=trial.purpose in ("decide", "reference"),
+            truncate=tuple(r for r in self.space.ranks() if r < trial.config.r) if trial.purpose == "reference" else (),
         )
+
+    def _stop(self, trial: TrialRecord, update: Update, value: float | None) -> str | None:
+        """Why a trial should end at the rung that it reports; None when it should not."""
+        if trial.purpose == "search":
+            best = f"the best 1/{self.budget.reduction_factor}"
+            stop = self.sampler.report(trial.number, update.fidelity, value, prune=trial.prune)
+        else:
+            best = "the best of its rank"
+            stop = trial.prune and self.strategy.stop(trial, self.trials())
+        if not stop or update.done:
+            return None
+        return f"stopped early at step {update.step}: {self.metric} {value:.4g} is not among {best}"
 
     def _put(self, trial: TrialRecord) -> None:
         self._trials[trial.number] = trial

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from ranksearch.errors import RankSearchError
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.sampling import Sampler
-from ranksearch.search.conclude import conclude, recommend_config, recommended_json, trial_to_test
+from ranksearch.search.conclude import recommend_config, recommended_json, trial_to_test
 from ranksearch.search.coordinator import Coordinator, Limits
 from ranksearch.search.setup import StudySetup
 from ranksearch.search.worker import WorkerSetup
@@ -89,6 +89,7 @@ def run_study(
     spec = setup.spec
     began, began_at = time.monotonic(), datetime.now(UTC)
     question = setup.question()
+    strategy = make_strategy(spec.strategy, question)
 
     def put(record: StudyRecord) -> StudyRecord:
         folder.write_study(record)
@@ -111,7 +112,7 @@ def run_study(
         used = sum(s.get("seconds", 0.0) for s in study.sessions)
         hours = spec.budget.max_hours
         coordinator = Coordinator(
-            make_strategy(spec.strategy, question),
+            strategy,
             sampler,
             space=spec.parameters,
             budget=setup.budget,
@@ -139,8 +140,8 @@ def run_study(
                 coordinator, setup, worker, cluster, notify, lambda: end({"state": "INTERRUPTED"}, "interrupted")
             )
             trials = coordinator.trials()
-            decision = conclude(study, question, trials)
-            chosen = recommend_config(decision, question, trials)
+            decision = strategy.decision(trials)
+            chosen = recommend_config(decision, strategy, trials)
             update: dict[str, Any] = {
                 "decision": None if decision is None else decision.model_dump(mode="json"),
                 "recommended": None if chosen is None else recommended_json(chosen, study),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 
 from ranksearch.config import TrialConfig
-from ranksearch.records import Cost
+from ranksearch.records import Cost, TruncationPoint
 from ranksearch.search.coordinator import Launch, Update
 from ranksearch.search.tune import RESULT_KEY
 from ranksearch.search.worker import WorkerSetup, locate_model
@@ -34,6 +34,7 @@ def job_of(launch: Launch) -> dict[str, Any]:
         "steps": list(launch.steps),
         "fidelities": list(launch.fidelities),
         "keep_adapter": launch.keep_adapter,
+        "truncate": list(launch.truncate),
     }
 
 
@@ -83,23 +84,26 @@ class TrialWorker(Trainable):
 
     def step(self) -> dict[str, Any]:
         """Trains to the next rung and evaluates there."""
-        from ranksearch.training import Diverged, OutOfMemory
+        from ranksearch.training import Diverged, OutOfMemory, truncation_curve
 
         at, fidelity = self._steps[self._rung], self._fidelities[self._rung]
         last = self._rung == len(self._steps) - 1
         adapter = None
+        truncation: tuple[TruncationPoint, ...] = ()
         try:
             run = self._adapter_run()
             trained = run.advance(at)
             metrics = {**trained, **run.evaluate("eval")}
             if last and self._keep_adapter:
                 adapter = self._save(run)
+            if last and self._truncate:
+                truncation = tuple(truncation_curve(run, self._truncate, "eval"))
         except Diverged as error:
             return self._say(fidelity, {}, done=True, violation="diverged", detail=str(error))
         except OutOfMemory as error:
             return self._say(fidelity, {}, done=True, violation="out_of_memory", detail=str(error))
         self._rung += 1
-        return self._say(fidelity, metrics, done=last, adapter=adapter)
+        return self._say(fidelity, metrics, done=last, adapter=adapter, truncation=truncation)
 
     def _begin(self, job: dict[str, Any]) -> None:
         self._number: int = job["number"]
@@ -108,6 +112,7 @@ class TrialWorker(Trainable):
         self._steps: list[int] = job["steps"]
         self._fidelities: list[int] = job["fidelities"]
         self._keep_adapter: bool = job["keep_adapter"]
+        self._truncate: list[int] = job["truncate"]
         self._rung = 0
 
     def _adapter_run(self) -> AdapterRun:
@@ -142,6 +147,7 @@ class TrialWorker(Trainable):
         *,
         done: bool,
         adapter: str | None = None,
+        truncation: tuple[TruncationPoint, ...] = (),
         violation: Any = None,
         detail: str = "",
     ) -> dict[str, Any]:
@@ -158,6 +164,7 @@ class TrialWorker(Trainable):
             target_modules=run.target_modules if run is not None else (),
             done=done,
             adapter=adapter,
+            truncation=truncation,
             violation=violation,
             detail=detail,
         )

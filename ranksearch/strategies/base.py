@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ranksearch.config import TrialConfig
+from ranksearch.decision import Decision, decide, looks, relative_tolerance
 from ranksearch.plan import Budget
 from ranksearch.records import Purpose, TrialRecord
 from ranksearch.space import Space
@@ -66,6 +67,8 @@ class Order:
     """What to train; None = the sampler proposes."""
     values: Mapping[str, Any] = field(default_factory=dict)
     """Flat values: of `config`, or those that the sampler must keep."""
+    truncate: bool = False
+    """Whether the trained adapter is cut down to every smaller rank and measured."""
 
 
 @dataclass(frozen=True)
@@ -113,21 +116,50 @@ class Strategy(ABC):
         size = self.question.space.size
         return self.question.trials if size is None else min(self.question.trials, size)
 
-    def decide_next(self, trials: Sequence[TrialRecord]) -> Move:
-        """The decision's runs: each finalist with the same fresh seeds, seed by seed.
+    def stop(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
+        """Whether a trial that the sampler did not propose should end at the rung that it has just reported.
+
+        Args:
+            trial: The trial, its newest report included.
+            trials: Every record.
+        """
+        return False
+
+    def finalists(self, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """One record for each rank that is to be compared, ascending by rank; its configuration is the rank's."""
+        return choose_finalists(self.question, trials)
+
+    def looks(self) -> tuple[int, ...]:
+        """Numbers of seeds at which this strategy may decide."""
+        return looks(self.question.seeds, self.question.max_seeds)
+
+    def decision(self, trials: Sequence[TrialRecord]) -> Decision | None:
+        """The decision that the records allow; None when no finalist has a value with a fresh seed."""
+        return self._decision(trials, None)
+
+    def decide_next(self, trials: Sequence[TrialRecord], *, may_go_on: bool = True) -> Move:
+        """The decision's runs: each finalist with the same fresh seeds, seed by seed, up to the first look.
 
         Seeds that chose a configuration do not count in the decision about it, so the first is `seed + 1`.
+
+        Args:
+            trials: Every record.
+            may_go_on: Whether seeds beyond the first look may be ordered.
         """
-        finalists = choose_finalists(self.question, trials)
+        finalists = self.finalists(trials)
         if not finalists:
             return Done("no configuration completed its training")
+        return self._fill(trials, finalists, self.question.seeds) or Done("every finalist has its seeds")
+
+    def _fill(self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], seeds: int) -> Move | None:
+        """The next run on the way to so many seeds of each finalist; None when all are there and finished."""
         if len(finalists) == 1 and len(self.question.space.ranks()) == 1:
             why = f"the space holds one rank, {finalists[0].config.r}: its seeds measure it"
         else:
             why = "ranks " + ", ".join(str(f.config.r) for f in finalists) + " are compared with paired fresh seeds"
         decided = [t for t in trials if t.purpose == "decide"]
         there = {(t.config.key, t.seed) for t in decided}
-        for seed in range(self.question.seed + 1, self.question.seed + 1 + self.question.seeds):
+        for seed in range(self.question.seed + 1, self.question.seed + 1 + seeds):
             for finalist in finalists:
                 if (finalist.config.key, seed) not in there:
                     return Order(
@@ -135,7 +167,35 @@ class Strategy(ABC):
                     )
         if any(not t.finished for t in decided):
             return Wait("the decision's runs are under way")
-        return Done("every finalist has its seeds")
+        return None
+
+    def _decision(self, trials: Sequence[TrialRecord], seeds: int | None) -> Decision | None:
+        """The decision over the first so many fresh seeds; over all when None."""
+        question = self.question
+        finalists = {t.config.r: t.config.key for t in self.finalists(trials)}
+        values: dict[int, dict[int, float | None]] = {r: {} for r in finalists}
+        for trial in trials:
+            if trial.purpose != "decide" or finalists.get(trial.config.r) != trial.config.key or not trial.finished:
+                continue
+            if seeds is None or trial.seed <= question.seed + seeds:
+                complete = trial.state == "COMPLETE"
+                values[trial.config.r][trial.seed] = trial.value(question.metric) if complete else None
+        if all(value is None for row in values.values() for value in row.values()):
+            return None
+        direction: Any = question.direction
+        tolerance = question.tolerance
+        if question.relative:
+            tolerance = relative_tolerance(values, fraction=tolerance, direction=direction)
+        counted = {t.config.r: t.trainable_parameters for t in trials if t.purpose == "decide"}
+        return decide(
+            values,
+            metric=question.metric,
+            direction=direction,
+            tolerance=tolerance,
+            looks=self.looks(),
+            trainable_parameters={r: counted.get(r) or question.trainable[r] for r in values},
+            largest_r=max(question.space.ranks()),
+        )
 
 
 def best_by_rank(question: Question, trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:

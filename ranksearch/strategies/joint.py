@@ -28,7 +28,7 @@ class JointStrategy(Strategy):
             return Order("search", "search", self.reason, self.question.seed, prune=self.prunes)
         if any(not t.finished for t in searched):
             return Wait("the last configurations are still training")
-        return self.decide_next(trials)
+        return self.decide_next(trials, may_go_on=may_search)
 
 
 class RandomStrategy(JointStrategy):

@@ -268,13 +268,24 @@ class Server:
                 raise Refused(self._plain(error)) from error
             if code in _LOST:
                 raise RunLost(f"MLflow at {self.shown} has lost what it had ({self._plain(error)}).") from error
-            if (reason := unreachable(self.uri)) is not None:
+            if (reason := _broken_off(error) or unreachable(self.uri)) is not None:
                 raise Unreachable(f"MLflow at {self.shown} cannot be reached ({reason}).") from error
             raise TrackingError(f"MLflow at {self.shown} can't be used ({self._plain(error)}).") from error
 
     def _plain(self, error: Exception) -> str:
         text = scrub(" ".join(str(error).split()), self.uri) or type(error).__name__
         return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def _broken_off(error: BaseException | None) -> str | None:
+    """Whether an error comes from the connection, as MLflow wraps it in its own."""
+    while error is not None:
+        if isinstance(error, TimeoutError):
+            return "no answer in time"
+        if isinstance(error, ConnectionError):
+            return "the connection broke off"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _batches(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ranksearch.training.model import ModelSource, inspect_model
     from ranksearch.training.saving import evaluate_saved
     from ranksearch.training.targets import Targets, rank_faults, resolve_targets, shortest_suffixes
+    from ranksearch.training.truncation import truncation_curve
     from ranksearch.training.workbench import Workbench
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "resolve_targets",
     "shortest_suffixes",
     "train",
+    "truncation_curve",
 ]
 
 _HOME = {
@@ -53,6 +55,7 @@ _HOME = {
     "resolve_targets": "targets",
     "shortest_suffixes": "targets",
     "train": "loop",
+    "truncation_curve": "truncation",
 }
 
 

@@ -40,22 +40,24 @@ class DataOrder:
         self._lengths = lengths
         self._batch_size = batch_size
         self._seed = seed
+        # No more than an epoch is sorted together: a batch must not be one row many times.
+        self._together = max(1, min(CHUNK_BATCHES, len(lengths) // batch_size))
         self._epochs: dict[int, npt.NDArray[np.int64]] = {}
         self._chunk: tuple[int, npt.NDArray[np.int64]] | None = None
 
     def rows(self, step: int) -> npt.NDArray[np.int64]:
         """The rows of a step, counted from 0; shape (batch_size,)."""
-        number, within = divmod(step, CHUNK_BATCHES)
+        number, within = divmod(step, self._together)
         if self._chunk is None or self._chunk[0] != number:
             self._chunk = (number, self._batches(number))
         rows: npt.NDArray[np.int64] = self._chunk[1][within]
         return rows
 
     def _batches(self, chunk: int) -> npt.NDArray[np.int64]:
-        size = CHUNK_BATCHES * self._batch_size
+        size = self._together * self._batch_size
         stream = self._stream(chunk * size, size)
-        batches = stream[np.argsort(self._lengths[stream], kind="stable")].reshape(CHUNK_BATCHES, self._batch_size)
-        order = np.random.default_rng(derived_seed(self._seed, "batches", chunk)).permutation(CHUNK_BATCHES)
+        batches = stream[np.argsort(self._lengths[stream], kind="stable")].reshape(self._together, self._batch_size)
+        order = np.random.default_rng(derived_seed(self._seed, "batches", chunk)).permutation(self._together)
         shuffled: npt.NDArray[np.int64] = batches[order]
         return shuffled
 

@@ -1,0 +1,230 @@
+"""`staged`: learning rates first at one middle rank, then one truncated run to see which ranks matter, then seeds.
+
+Early rungs can't compare ranks, whose curves start alike, but they can compare learning rates at one rank; and one
+adapter trained at the top rank, truncated by SVD, tells where quality falls off for the price of one run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from ranksearch.decision import Decision, seeds_to_certify
+from ranksearch.records import TrialRecord
+from ranksearch.space import Choices, Fixed, IntRange, LogRange, UniformRange
+from ranksearch.strategies.base import Done, Move, Order, Strategy, Wait, best_by_rank
+
+__all__ = ["StagedStrategy"]
+
+_MIDDLE = 16
+"""The first stage searches at the rank of the space nearest to this, in log."""
+
+_FACTORS = (1.0, 3.0, 1 / 3)
+"""Multiples of the best learning rate that each candidate rank tries; one first, so that the others have a rival."""
+
+_LADDER = 2
+"""Rungs of the rank ladder below the truncation's answer that are tried too: truncation is pessimistic."""
+
+_HOPE = 2.0
+"""Seeds are bought while the decision is estimated to need at most this multiple of `max_seeds`: the estimate rests on
+a residual SD of few degrees of freedom, whose square is easily off by that much."""
+
+
+class StagedStrategy(Strategy):
+    """Search at a middle rank, truncate the top rank, try a few ranks, decide with fresh seeds, more where they decide."""
+
+    name: ClassVar[str] = "staged"
+
+    def next(self, trials: Sequence[TrialRecord], *, may_search: bool = True) -> Move:
+        """See `Strategy.next`."""
+        ladder = self.question.space.ranks()
+        middle = middle_rank(ladder)
+        searched = [t for t in trials if t.purpose == "search"]
+        if len(searched) < self.target() and may_search:
+            why = f"learning rates and the rest are searched at r={middle}; ranks come later"
+            return Order("search", "search", why, self.question.seed, prune=True, values={"r": middle})
+        if any(not t.finished for t in searched):
+            return Wait("the last configurations are still training")
+        best = best_by_rank(self.question, trials).get(middle)
+        if best is None:
+            return Done("no configuration completed its training")
+        if len(ladder) > 1:
+            move = self._reference(trials, best, ladder) or self._select(trials, best)
+            if move is not None:
+                return move
+        return self.decide_next(trials, may_go_on=may_search)
+
+    def target(self) -> int:
+        """Configurations to search at the middle rank."""
+        size = self.question.space.size
+        ranks = len(self.question.space.ranks())
+        return self.question.trials if size is None else min(self.question.trials, size // ranks)
+
+    def stop(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
+        """Of a rank's variants only the best goes on at a rung."""
+        value, report = trial.value(self.question.metric), trial.last
+        if trial.purpose != "select" or value is None or report is None:
+            return False
+        rivals = [
+            rival.metrics[self.question.metric]
+            for other in self._variants(trials, trial.config.r)
+            if other.number != trial.number
+            for rival in other.reports
+            if rival.fidelity == report.fidelity
+        ]
+        return any(r is not None and self.question.better(r, value) for r in rivals)
+
+    def finalists(self, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+        """Of each candidate rank the best variant that was trained to the end."""
+        best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
+        if best is None:
+            return []
+        if len(self.question.space.ranks()) == 1:
+            return [best]
+        found = []
+        for r in self.candidates(trials):
+            ended = [t for t in self._variants(trials, r) if t.state == "COMPLETE"]
+            ended = [t for t in ended if t.value(self.question.metric) is not None]
+            if ended:
+                found.append(min(ended, key=lambda t: self.question.loss(t.value(self.question.metric) or 0.0, 0.0)))
+        return found
+
+    def candidates(self, trials: Sequence[TrialRecord]) -> list[int]:
+        """Ranks worth training: the smallest whose truncation loses at most the margin, two below it, and the top.
+
+        Without a curve (its run diverged or failed) the middle of the ladder stands in for its answer.
+        """
+        ladder = self.question.space.ranks()
+        reference = next((t for t in trials if t.purpose == "reference" and t.state == "COMPLETE"), None)
+        whole = None if reference is None else reference.value(self.question.metric)
+        at = ladder.index(middle_rank(ladder))
+        if reference is not None and whole is not None:
+            margin = self.question.margin(whole)
+            enough = [
+                p.r
+                for p in reference.truncation
+                if p.kind == "uniform"
+                and (value := p.metrics.get(self.question.metric)) is not None
+                and self.question.loss(value, whole) <= margin
+            ]
+            at = ladder.index(min(enough, default=ladder[-1]))
+        return sorted({*ladder[max(0, at - _LADDER) : at + 1], ladder[-1]})
+
+    def decide_next(self, trials: Sequence[TrialRecord], *, may_go_on: bool = True) -> Move:
+        """Seeds up to the next look, as long as a look may change the answer."""
+        finalists = self.finalists(trials)
+        if not finalists:
+            return Done("no candidate rank completed its training")
+        stages = self.looks()
+        for i, seeds in enumerate(stages):
+            move = self._fill(trials, finalists, seeds)
+            if move is not None:
+                return move
+            if i + 1 == len(stages):
+                return Done(f"all {seeds} seeds are used")
+            worth = self._worth(self._decision(trials, seeds))
+            if worth is not None:
+                return Done(worth)
+            if not may_go_on:
+                return Done("the limit on steps or hours leaves no room for more seeds")
+        return Done("every finalist has its seeds")
+
+    def decision(self, trials: Sequence[TrialRecord]) -> Decision | None:
+        """The smallest rank that any look certified; with none, what the newest look says.
+
+        Each look's bounds hold together but for that look's share of the error, so the smallest rank of several looks
+        is as sure as the rule promises.
+        """
+        fresh = {t.seed for t in trials if t.purpose == "decide" and t.finished}
+        newest = self._decision(trials, None)
+        if newest is None:
+            return None
+        best = newest
+        for seeds in self.looks():
+            if seeds > len(fresh):
+                break
+            then = self._decision(trials, seeds)
+            if then is None or then.chosen_r is None:
+                continue
+            if best.chosen_r is None or self._size(then.chosen_r) < self._size(best.chosen_r):
+                best = then
+        return best
+
+    def _worth(self, decision: Decision | None) -> str | None:
+        """Why more seeds are not worth their price; None when they are."""
+        if decision is None:
+            return "no finalist gave a value"
+        if len(decision.curve) == 1:
+            return "one rank is left: nothing to compare"
+        if decision.chosen_r is not None and self._size(decision.guess_r) >= self._size(decision.chosen_r):
+            return f"decided at {decision.seeds} seeds"
+        needed = seeds_to_certify(decision, decision.guess_r)
+        if needed is None or needed > _HOPE * self.question.max_seeds:
+            told = "more than can be estimated" if needed is None else f"about {needed} seeds"
+            if decision.chosen_r is not None:
+                return f"decided at {decision.seeds} seeds; a smaller rank would need {told}"
+            return f"undecided: r={decision.guess_r} would need {told}, more than max_seeds={self.question.max_seeds}"
+        return None
+
+    def _size(self, r: int) -> int:
+        return self.question.trainable.get(r, r)
+
+    def _reference(self, trials: Sequence[TrialRecord], best: TrialRecord, ladder: Sequence[int]) -> Move | None:
+        """The run at the top rank whose adapter is truncated."""
+        found = next((t for t in trials if t.purpose == "reference"), None)
+        if found is None:
+            values = dict(best.values) | {"r": ladder[-1]}
+            why = f"its adapter, truncated to every rank below {ladder[-1]}, shows where quality falls off"
+            config = self.question.space.config(values)
+            seed = self.question.seed
+            return Order("reference", "truncate", why, seed, prune=False, config=config, values=values, truncate=True)
+        return None if found.finished else Wait("the top rank's run is under way")
+
+    def _select(self, trials: Sequence[TrialRecord], best: TrialRecord) -> Move | None:
+        """Each candidate rank at a few learning rates around the best one."""
+        seed = self.question.seed
+        there = {t.config.key for t in trials if t.seed == seed}
+        for r in self.candidates(trials):
+            for values in self._around(best.values, r):
+                config = self.question.space.config(values)
+                if config.key not in there:
+                    why = f"r={r} may suffice; learning rate {config.learning_rate:.3g} is one of its few"
+                    return Order("select", "candidates", why, seed, prune=True, config=config, values=values)
+        if any(t.purpose == "select" and not t.finished for t in trials):
+            return Wait("the candidates are still training")
+        return None
+
+    def _variants(self, trials: Sequence[TrialRecord], r: int) -> list[TrialRecord]:
+        """The runs among which a rank's finalist is chosen; earlier stages' runs of the same kind count among them."""
+        best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
+        if best is None:
+            return []
+        keys = {self.question.space.config(v).key for v in self._around(best.values, r)}
+        return [t for t in trials if t.config.key in keys and t.seed == self.question.seed and t.purpose != "decide"]
+
+    def _around(self, values: Any, r: int) -> list[dict[str, Any]]:
+        """The best configuration at another rank, with each learning rate that the space holds around its own."""
+        domain = self.question.space.domains["learning_rate"]
+        rate = values.get("learning_rate")
+        rates: list[float | None] = [None]
+        if not isinstance(domain, Fixed) and rate is not None:
+            rates = []
+            for factor in _FACTORS:
+                near = _inside(domain, rate * factor)
+                if near is not None and near not in rates:
+                    rates.append(near)
+        return [dict(values) | {"r": r} | ({} if x is None else {"learning_rate": x}) for x in rates]
+
+
+def middle_rank(ladder: Sequence[int]) -> int:
+    """The rank of the first stage: nearest to 16 in log, and not the top one, whose run has a stage of its own."""
+    below = ladder[:-1] or ladder
+    return min(below, key=lambda r: abs(math.log(r / _MIDDLE)))
+
+
+def _inside(domain: Choices | LogRange | UniformRange | IntRange, rate: float) -> float | None:
+    """The rate itself where a range holds it, the nearest of a few choices, or None outside."""
+    if isinstance(domain, Choices):
+        return float(min(domain.choices, key=lambda c: abs(math.log(c / rate))))
+    return rate if domain.low * (1 - 1e-9) <= rate <= domain.high * (1 + 1e-9) else None
