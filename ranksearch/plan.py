@@ -15,7 +15,16 @@ from ranksearch.errors import Fault, PlanError
 from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters
 from ranksearch.spec import Spec
 
-__all__ = ["GRID_CONFIGURATIONS", "Budget", "Plan", "fraction_of_grid", "make_plan"]
+__all__ = [
+    "GRID_CONFIGURATIONS",
+    "Budget",
+    "Plan",
+    "PlannedStage",
+    "fraction_of_grid",
+    "make_budget",
+    "make_plan",
+    "steps_of",
+]
 
 GRID_CONFIGURATIONS = 56
 """The exhaustive rank search that cost is compared with: 56 trials over ranks 2 to 64."""
@@ -48,9 +57,33 @@ class Budget(BaseModel):
             at *= self.reduction_factor
         return (*rungs, self.max_steps)
 
+    def halved(self, runs: int) -> int:
+        """Steps of so many runs if all go to the first rung, and one in reduction_factor goes on from each."""
+        steps, left, before = 0.0, float(runs), 0
+        for rung in self.rungs:
+            steps += (max(left, 1) if runs else 0) * (rung - before)
+            left, before = left / self.reduction_factor, rung
+        return math.ceil(steps)
+
     def steps(self, fidelity: int, batch_size: int) -> int:
         """Optimizer steps that a batch size takes to a fidelity, rounded up."""
         return math.ceil(fidelity * self.reference_batch_size / batch_size)
+
+
+class PlannedStage(BaseModel):
+    """One step of a strategy."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    about: str
+    """What it is for, as a clause."""
+    runs: int
+    """Trials at most."""
+    steps_likely: int
+    """Optimizer steps, at the reference batch size, if one in `reduction_factor` goes on at each rung."""
+    steps_most: int
+    """Steps if nothing were stopped early."""
 
 
 class Plan(BaseModel):
@@ -66,17 +99,15 @@ class Plan(BaseModel):
     """Steps at the reference batch size."""
     reference_batch_size: int
     batch_sizes: tuple[int, ...]
-    finalists: int
-    """Ranks that the decision compares at most."""
     seeds: int
     """Fresh seeds of each finalist at the first look."""
     max_seeds: int
-    decision_runs: int
-    search_steps_most: int
-    """Steps if nothing were stopped early."""
-    search_steps_likely: int
-    """Steps if one in `reduction_factor` goes on at each rung."""
-    decision_steps: int
+    stages: tuple[PlannedStage, ...]
+    """What the strategy runs, in order."""
+    runs_most: int
+    """Trials over all stages."""
+    steps_likely: int
+    steps_most: int
     fraction_of_grid_likely: float
     trainable_parameters: dict[int, int]
     """Rank -> parameters of adapter and head, at the largest choice of targets."""
@@ -110,6 +141,7 @@ def make_plan(
     spec: Spec,
     model: ModelFacts,
     targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]],
+    stages: Sequence[PlannedStage],
     *,
     longest: int,
     cpus: float | None = None,
@@ -122,6 +154,7 @@ def make_plan(
         spec: The spec.
         model: The model's facts.
         targets: Each choice of target modules -> the modules that it means.
+        stages: What the strategy will run.
         longest: Tokens of the longest row.
         cpus: CPUs that trials may use together; None when not known yet.
         gpus: GPUs that trials may use together.
@@ -131,7 +164,6 @@ def make_plan(
         PlanError: When the study can't fit.
     """
     space, budget = spec.parameters, make_budget(spec)
-    _refuse_large_ranks(spec, targets)
     top = max(space.ranks())
     widest = max(targets.values(), key=lambda modules: adapter_parameters(1, modules))
     notes = []
@@ -141,74 +173,44 @@ def make_plan(
     if distinct is not None and distinct < wanted:
         verb = "configuration" if distinct == 1 else "configurations"
         notes.append(f"The space holds {distinct} {verb}, fewer than budget.trials={wanted}: each is searched once.")
-    if len(budget.rungs) == 1 and spec.strategy == "joint":
+    if len(budget.rungs) == 1:
         notes.append("min_steps equals max_steps: nothing can be stopped early.")
-    finalists = min(3, len(space.ranks()))
-    runs = finalists * spec.seeds
-    most = configurations * budget.max_steps
-    likely = _likely_steps(configurations, budget) if spec.strategy == "joint" else most
+    likely = sum(stage.steps_likely for stage in stages)
+    runs = sum(stage.runs for stage in stages)
     trainable = {r: adapter_parameters(r, widest) + model.head_parameters for r in space.ranks()}
     per_trial = _memory_mb(spec, model, trainable[top], max(space.batch_sizes()), longest)
     if memory_mb is not None and per_trial > memory_mb:
         raise PlanError(
             Fault(
                 "a trial must fit into memory",
-                f"about {per_trial:.0f} MiB at r={top}, batch_size={max(space.batch_sizes())}, {longest} tokens, against {memory_mb:.0f} MiB",
+                f"about {per_trial:.0f} MiB at r={top}, batch_size={max(space.batch_sizes())}, {longest} tokens, "
+                f"against {memory_mb:.0f} MiB",
                 "space.r, space.batch_size, data.max_length",
                 "Lower batch_size or max_length, or set gradient_checkpointing: true.",
             )
         )
     concurrent = _concurrent(spec, cpus, gpus)
-    adapters_mb = runs * trainable[top] * 4 / 2**20
+    kept = sum(stage.runs for stage in stages if stage.name in ("decide", "truncate"))
+    adapters_mb = kept * trainable[top] * 4 / 2**20
     return Plan(
         configurations=configurations,
         distinct_configurations=distinct,
         rungs=budget.rungs,
         reference_batch_size=budget.reference_batch_size,
         batch_sizes=space.batch_sizes(),
-        finalists=finalists,
         seeds=spec.seeds,
         max_seeds=spec.max_seeds,
-        decision_runs=runs,
-        search_steps_most=most,
-        search_steps_likely=likely,
-        decision_steps=runs * budget.max_steps,
-        fraction_of_grid_likely=fraction_of_grid(likely + runs * budget.max_steps, spec.seeds, budget.max_steps),
+        stages=tuple(stages),
+        runs_most=runs,
+        steps_likely=likely,
+        steps_most=sum(stage.steps_most for stage in stages),
+        fraction_of_grid_likely=fraction_of_grid(likely, spec.seeds, budget.max_steps),
         trainable_parameters=trainable,
         memory_mb_per_trial=round(per_trial),
-        disk_mb=round(adapters_mb + 0.01 * (configurations + runs) + 5, 1),
+        disk_mb=round(adapters_mb + 0.01 * runs + 5, 1),
         concurrent=concurrent,
         notes=tuple(notes),
     )
-
-
-def _refuse_large_ranks(spec: Spec, targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]]) -> None:
-    faults = []
-    top = max(spec.parameters.ranks())
-    for choice, modules in targets.items():
-        small = [m for m in modules if min(m.in_features, m.out_features) < top]
-        if small:
-            least = min(small, key=lambda m: min(m.in_features, m.out_features))
-            side = min(least.in_features, least.out_features)
-            faults.append(
-                Fault(
-                    "a rank must be at most the smaller side of every layer that it adapts",
-                    f"r={top}, but {least.name} is {least.in_features} x {least.out_features} (target_modules: {choice})",
-                    "space.r",
-                    f"Lower r to {side} or less, or leave that layer out of target_modules.",
-                )
-            )
-    if faults:
-        raise PlanError(faults)
-
-
-def _likely_steps(configurations: int, budget: Budget) -> int:
-    """Successive halving: all run to the first rung, one in reduction_factor goes on from each."""
-    steps, left, before = 0.0, float(configurations), 0
-    for rung in budget.rungs:
-        steps += max(left, 1) * (rung - before)
-        left, before = left / budget.reduction_factor, rung
-    return math.ceil(steps)
 
 
 def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, batch_size: int, tokens: int) -> float:

@@ -104,6 +104,8 @@ class TrialRecord(_Record):
     config: TrialConfig
     values: dict[str, Any]
     """The values by the space's own flat names ("layer_group_lr.top"), as the sampler must be told them."""
+    held: tuple[str, ...] = ()
+    """Of these, what the strategy held fixed while the sampler proposed the rest."""
     seed: int
     max_steps: int
     """Optimizer steps of a full run of this configuration."""

@@ -184,7 +184,8 @@ class StudyFolder:
                     raise _machine_fault(path, error) from error
                 holder = os.read(handle, 4096).decode(errors="replace").strip() or "unknown"
                 raise StoreError(
-                    f"the study {self.path.name} is in use by another driver: {holder}. Wait for it or stop it; two drivers would write over each other's records."
+                    f"the study {self.path.name} is in use by another driver: {holder}. Wait for it or stop it; "
+                    "two drivers would write over each other's records."
                 ) from None
             os.ftruncate(handle, 0)
             told = {
@@ -211,10 +212,12 @@ def _read(path: Path, kind: type[_Record]) -> _Record:
             version = json.loads(text).get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise StoreError(
-                f"{path} was written by a newer ranksearch (schema {version}, this one reads up to {SCHEMA_VERSION}). Upgrade ranksearch."
+                f"{path} was written by a newer ranksearch (schema {version}, this one reads up to {SCHEMA_VERSION}). "
+                "Upgrade ranksearch."
             ) from error
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise StoreError(
-            f"{path} is not a whole record: {where}: {first['msg']}. Move it away to go on without it; the trial is then run again."
+            f"{path} is not a whole record: {where}: {first['msg']}. "
+            "Move it away to go on without it; the trial is then run again."
         ) from error

@@ -9,7 +9,7 @@ from typing import Any
 
 from ranksearch.config import TrialConfig
 from ranksearch.plan import Budget
-from ranksearch.records import Cost, TrialRecord
+from ranksearch.records import Cost, TrialRecord, TruncationPoint
 from ranksearch.sampling import Sampler
 from ranksearch.search.coordinator import Coordinator, Launch, Limits, Update
 from ranksearch.space import read_space
@@ -98,6 +98,7 @@ def drive(
     coordinator: Coordinator,
     *,
     loss: Callable[[TrialConfig, int, int], float] = loss_at,
+    truncation: Callable[[TrialRecord, tuple[int, ...], float], tuple[TruncationPoint, ...]] | None = None,
     workers: int = 2,
     stop_after: int | None = None,
 ) -> int:
@@ -116,7 +117,10 @@ def drive(
             return reports
         launch, rung = running.pop(0)
         value = loss(launch.record.config, launch.record.seed, launch.fidelities[rung])
-        over = coordinator.report(launch.number, update(launch, rung, value))
+        told = update(launch, rung, value)
+        if launch.truncate and told.done and truncation is not None:
+            told = told.model_copy(update={"truncation": truncation(launch.record, launch.truncate, value)})
+        over = coordinator.report(launch.number, told)
         reports += 1
         if stop_after is not None and reports >= stop_after:
             return reports

@@ -185,7 +185,7 @@ def test_a_study_whose_first_trials_all_fail_stops() -> None:
 
 def test_a_limit_on_steps_keeps_back_what_the_decision_needs() -> None:
     files = Files()
-    drive(make(files, limits=Limits(max_steps=1000)))
+    drive(make(files, limits=Limits(max_steps=1000, reserved_steps=540)))
     used = sum(t.cost.steps for t in files.trials.values())
     decide = [t for t in files.trials.values() if t.purpose == "decide"]
     assert used <= 1000 and len(decide) == 9

@@ -10,7 +10,9 @@ import pytest
 from ranksearch.errors import PlanError
 from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters, layer_group, scaling
 from ranksearch.plan import Budget, fraction_of_grid, make_plan
+from ranksearch.search.setup import make_question
 from ranksearch.spec import Spec, examine_values
+from ranksearch.strategies import make_strategy
 
 MODULES = tuple(
     ModuleFacts(name=f"encoder.layer.{i}.{n}", in_features=32, out_features=o, block=i, role=role)
@@ -38,7 +40,9 @@ def spec(**changes: Any) -> Spec:
 
 
 def plan(study: Spec, **changes: Any) -> Any:
-    return make_plan(study, MODEL, {"all-linear": MODULES}, longest=16, **changes)
+    targets = {"all-linear": MODULES}
+    strategy = make_strategy(study.strategy, make_question(study, MODEL, targets))
+    return make_plan(study, MODEL, targets, strategy.stages(), longest=16, **changes)
 
 
 def test_rungs_grow_by_the_reduction_factor_and_end_at_the_full_budget() -> None:
@@ -48,23 +52,26 @@ def test_rungs_grow_by_the_reduction_factor_and_end_at_the_full_budget() -> None
 
 
 def test_steps_are_counted_as_successive_halving_runs_them() -> None:
-    worked = plan(spec())
+    worked = plan(spec(strategy="joint"))
     # 9 configurations to step 10, 3 go on to 30, 1 to 90; then 3 ranks x 3 seeds to the end.
-    assert worked.search_steps_likely == 9 * 10 + 3 * 20 + 1 * 60
-    assert worked.search_steps_most == 9 * 90
-    assert worked.decision_runs == 9 and worked.decision_steps == 810
+    search, decide = worked.stages
+    assert search.steps_likely == 9 * 10 + 3 * 20 + 1 * 60 and search.steps_most == 9 * 90
+    assert decide.runs == 9 and decide.steps_likely == 810
     assert worked.fraction_of_grid_likely == pytest.approx((210 + 810) / (56 * 3 * 90))
+
+
+def test_a_staged_study_plans_its_truncated_run_and_its_candidates() -> None:
+    search, truncate, candidates, decide = plan(spec()).stages
+    assert truncate.steps_likely == 90
+    # 3 ranks at 3 rates to step 10, the best of each rank goes on.
+    assert candidates.runs == 9 and candidates.steps_likely == 9 * 10 + 3 * 80
+    assert decide.runs == 9 and search.runs == 9
 
 
 def test_parameters_are_those_of_a_and_b_and_the_head() -> None:
     by_hand = sum(4 * 32 + 4 * m.out_features for m in MODULES)
     assert adapter_parameters(4, MODULES) == by_hand
     assert plan(spec()).trainable_parameters[4] == by_hand + 66
-
-
-def test_a_rank_above_a_layers_smaller_side_is_refused_by_name() -> None:
-    with pytest.raises(PlanError, match=r"r=33, but encoder\.layer\.0\.query is 32 x 32.*Lower r to 32"):
-        plan(spec(space={"r": {"choices": [2, 33]}, "learning_rate": 1e-3}))
 
 
 def test_a_space_smaller_than_its_trials_is_told() -> None:

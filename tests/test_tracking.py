@@ -618,7 +618,7 @@ def test_a_run_that_a_user_deleted_stays_deleted(desk: Desk) -> None:
     runs = desk.runs()
     assert (runs["0"].info.lifecycle_stage, runs["0"].info.status) == ("deleted", "RUNNING")
     desk.equals(runs["1"], make_trial(1))
-    assert len(desk.told) == 1 and "1 runs" in desk.told[0]
+    assert len(desk.told) == 1 and "deleted" in desk.told[0]
 
 
 def test_a_store_that_lost_its_runs_gets_them_again(desk: Desk) -> None:
@@ -633,11 +633,50 @@ def test_a_store_that_lost_its_runs_gets_them_again(desk: Desk) -> None:
     eventually(lambda: any("answers again" in text for text in desk.told))
     assert tracker.close() == 0
     assert set(desk.runs()) == {"study", "1"}
-    assert any("no longer has 3 runs" in text and "ranksearch sync desk" in text for text in desk.told)
+    assert any("has lost runs of this study (3)" in text and "ranksearch sync desk" in text for text in desk.told)
     desk.replay(make_trial(0), make_trial(1))
     runs = desk.runs()
     for number in (0, 1):
         desk.equals(runs[str(number)], make_trial(number))
+
+
+def test_a_replay_looks_at_what_the_store_really_has(desk: Desk, migrated: Path) -> None:
+    trials = [make_trial(0), make_trial(1, "PRUNED", (5,))]
+    desk.send(*trials)
+    desk.uri = f"sqlite:///{desk.home / 'other.db'}"
+    shutil.copy(desk.home / "mlflow.db", desk.home / "other.db")
+    desk.replay(*trials)
+    runs = desk.runs()
+    with contextlib.closing(sqlite3.connect(desk.home / "other.db")) as store, store:
+        for table in ("metrics", "latest_metrics", "params", "tags", "runs"):
+            store.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (runs["1"].info.run_id,))
+    place = desk.replay(*trials)
+    assert place["parent_run_id"] == runs["study"].info.run_id
+    again = desk.runs()
+    assert again["0"].info.run_id == runs["0"].info.run_id
+    for trial in trials:
+        desk.equals(again[str(trial.number)], trial)
+
+
+def test_a_study_that_goes_on_runs_again_although_its_cursor_is_lost(desk: Desk) -> None:
+    desk.send(make_trial(0, "WAITING", ()), study=make_study(state="INTERRUPTED"))
+    assert desk.runs()["study"].info.status == "KILLED"
+    (desk.folder / "tracking.json").unlink()
+    desk.send(make_trial(0, "RUNNING", (), attempts=2))
+    runs = desk.runs()
+    assert (runs["study"].info.status, runs["0"].info.status) == ("RUNNING", "RUNNING")
+
+
+@pytest.mark.timeout(60)
+def test_a_server_that_never_answers_is_given_up_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        desk = Desk(tmp_path, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        tracker = desk.tracker()
+        tracker.publish_trial(make_trial(0))
+        assert tracker.close() == 2
+    assert "cannot be reached (no answer in time)" in desk.told[0]
+    assert len(desk.told) == 2
 
 
 def test_the_environment_is_left_as_it_was(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

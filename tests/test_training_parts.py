@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from ranksearch.errors import SpecError
 from ranksearch.training import AdapterRun, OutOfMemory, pin_threads
 from ranksearch.training.batches import by_length
+from ranksearch.training.dropout import QuickDropout, use_quick_dropout
 from ranksearch.training.failures import memory_guard
 from ranksearch.training.fused import FusedLinear
 from ranksearch.training.groups import Trainable, make_optimizer, schedule
@@ -203,3 +204,25 @@ def test_threads_are_pinned_here_and_for_child_processes(monkeypatch: pytest.Mon
     pin_threads(2)
     assert torch.get_num_threads() == 2 and os.environ["OMP_NUM_THREADS"] == "2"
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.97])
+def test_quick_dropout_drops_the_share_it_should_and_keeps_the_mean(p: float) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(250, 401, requires_grad=True)
+    y = QuickDropout(p).train()(x)
+    y.sum().backward()
+    assert (y == 0).float().mean() == pytest.approx(p, abs=0.005)
+    assert torch.equal(x.grad, y)
+    assert y.unique().tolist() == pytest.approx([0.0, 1 / (1 - p)], rel=1e-3)
+    assert torch.equal(QuickDropout(p).eval()(x), x)
+
+
+def test_quick_dropout_takes_the_place_of_plain_dropout_at_every_depth() -> None:
+    model = nn.Sequential(nn.Dropout(0.2), nn.Sequential(nn.Dropout(0.3), nn.Dropout(1.0))).eval()
+    use_quick_dropout(model)
+    assert [(type(m), m.p, m.training) for m in model.modules() if isinstance(m, nn.Dropout)] == [
+        (QuickDropout, 0.2, False),
+        (QuickDropout, 0.3, False),
+        (nn.Dropout, 1.0, False),
+    ]

@@ -79,7 +79,7 @@ TRIAL_COLUMNS: tuple[Column, ...] = (
         "purpose",
         "str",
         "",
-        "search: helps to choose; decide: measures a choice with a fresh seed",
+        "search, reference or select: helps to choose; decide: measures a choice with a fresh seed",
         lambda t: t.purpose,
     ),
     Column("stage", "str", "", "the strategy's name for the step that it belongs to", lambda t: t.stage),

@@ -5,9 +5,9 @@ Knows the records only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from ranksearch.plan import fraction_of_grid
@@ -78,34 +78,35 @@ def paid(study: StudyRecord, trials: Sequence[TrialRecord]) -> Paid:
 def overhead(study: StudyRecord, trials: Sequence[TrialRecord]) -> Overhead | None:
     """Compares busy time with wall time.
 
-    A session tells `workers`, and `seconds` or `began`; one that was killed has no `seconds`, and is taken to have
-    lasted until the last thing that a trial recorded in it.
-
     Returns:
-        None when a session doesn't tell them.
+        None when a session doesn't tell its time or its room, or when a trial began outside of every session: a
+        driver that was killed leaves none, so its wall time is not known.
     """
     wall, capacity = 0.0, 0.0
-    for session, following in zip(study.sessions, [*study.sessions[1:], {}], strict=False):
-        seconds = session.get("seconds")
-        if seconds is None and (began := _time(session.get("began"))):
-            seconds = (_last_sign(trials, began, _time(following.get("began"))) - began).total_seconds()
-        if seconds is None or not session.get("workers"):
+    spans = []
+    for session in study.sessions:
+        seconds, workers = session.get("seconds"), _workers(study, session)
+        if seconds is None or workers is None or "began_at" not in session:
             return None
         wall += seconds
-        capacity += seconds * float(session["workers"])
+        capacity += seconds * workers
+        began = datetime.fromisoformat(session["began_at"])
+        spans.append((began, began + timedelta(seconds=seconds)))
+    for trial in trials:
+        if trial.started_at is not None and not any(a <= trial.started_at <= b for a, b in spans):
+            return None
     if wall <= 0:
         return None
     busy = sum(trial.cost.train_seconds + trial.cost.eval_seconds for trial in trials)
     return Overhead(busy_seconds=busy, workers=capacity / wall, wall_seconds=wall)
 
 
-def _last_sign(trials: Sequence[TrialRecord], began: datetime, before: datetime | None) -> datetime:
-    signs = [began]
-    for trial in trials:
-        moments = [trial.started_at, trial.finished_at, *(report.at for report in trial.reports)]
-        signs += [m for m in moments if m is not None and m >= began and (before is None or m <= before)]
-    return max(signs)
-
-
-def _time(value: Any) -> datetime | None:
-    return datetime.fromisoformat(value) if isinstance(value, str) else value
+def _workers(study: StudyRecord, session: Mapping[str, Any]) -> int | None:
+    """Trials that had room at once in a session; None when it doesn't tell its cluster."""
+    cluster, asked = session.get("cluster"), study.spec.get("resources")
+    if not cluster or not asked:
+        return None
+    room = int(cluster["cpus"] / asked["cpus_per_trial"] + 1e-9)
+    if asked["gpus_per_trial"]:
+        room = min(room, int(cluster["gpus"] / asked["gpus_per_trial"] + 1e-9))
+    return max(1, min(room, asked.get("max_concurrent") or room))

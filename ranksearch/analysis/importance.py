@@ -46,7 +46,7 @@ def importances(study: StudyRecord, trials: Sequence[TrialRecord]) -> Importance
     Values of different fidelities are never mixed: the fidelity is the highest that `ENOUGH_TRIALS` search trials
     reached, so that stopped trials count where the survivors alone are too few. fANOVA (Hutter et al. 2014) shares
     out the variance over the space by a random forest; with many trials PED-ANOVA (arXiv 2304.10255) compares where
-    the best tenth and where all trials lie.
+    the best tenth and where all trials lie. A parameter that had one value in all of them has no share.
     """
     metric, direction = study.metric()
     space, faults = read_space(study.spec["space"])
@@ -74,7 +74,10 @@ def importances(study: StudyRecord, trials: Sequence[TrialRecord]) -> Importance
     points = by_fidelity[fidelity]
     if len({value for _, value in points}) == 1:
         return Importances({}, fidelity, len(points), f"All {len(points)} trials have the same {metric}.")
-    method, shares = _measure(space, points, direction)
+    varied = [name for name in space.searched if len({str(point[name]) for point, _ in points}) > 1]
+    if not varied:
+        return Importances({}, fidelity, len(points), f"All {len(points)} trials have the same configuration.")
+    method, shares = _measure(Space({name: space.domains[name] for name in varied}), points, direction)
     return Importances(shares, fidelity, len(points), method=method)
 
 
@@ -89,7 +92,12 @@ def _measure(
     finally:
         optuna.logging.set_verbosity(level)
     measured.add_trials(
-        [optuna.trial.create_trial(params=point, distributions=distributions, value=value) for point, value in points]
+        [
+            optuna.trial.create_trial(
+                params={name: point[name] for name in distributions}, distributions=distributions, value=value
+            )
+            for point, value in points
+        ]
     )
     few = len(points) <= _FANOVA_MOST
     evaluator = (

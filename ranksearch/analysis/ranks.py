@@ -24,15 +24,16 @@ _KINDS = {
 
 
 def best_single(study: StudyRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The completed search trial with the best value; None when none completed.
+    """The completed trial with the best value among those that choose; None when none completed.
 
-    One run, chosen as the best of several: a repetition is expected to be worse.
+    One run, picked as the best of several: a repetition is expected to be worse. Runs of the decision, which measure
+    a choice, are not among them.
     """
     metric, direction = study.metric()
     done = [
         (value, t)
         for t in trials
-        if t.purpose == "search" and t.state == "COMPLETE" and (value := t.value(metric)) is not None
+        if t.purpose != "decide" and t.state == "COMPLETE" and (value := t.value(metric)) is not None
     ]
     sign = 1 if direction == "minimize" else -1
     return min(done, key=lambda pair: (sign * pair[0], pair[1].number))[1] if done else None
@@ -41,15 +42,16 @@ def best_single(study: StudyRecord, trials: Sequence[TrialRecord]) -> TrialRecor
 def best_per_rank(study: StudyRecord, trials: Sequence[TrialRecord]) -> pd.DataFrame:
     """One row a rank that was tried, ascending.
 
-    Columns: `r`; search trials that were `complete`, `pruned` by early stopping, `diverged`, `out_of_memory` or
-    `failed`; `best` value of the completed ones (full budget, one seed, chosen as the best) and the `best_trial` that
-    has it; `decide_seeds` and the `decide_mean` over the fresh seeds of the decision. Missing where there is none.
+    Columns: `r`; of the trials before the decision those `complete`, `pruned` by early stopping, `diverged`,
+    `out_of_memory` or `failed`; the `best` value of the completed ones (full budget, one seed, chosen as the best) and
+    the `best_trial` that has it; `decide_seeds` and the `decide_mean` over the fresh seeds of the decision. Missing
+    where there is none.
     """
     metric, _ = study.metric()
     rows = []
     for rank in sorted({trial.config.r for trial in trials}):
         here = [trial for trial in trials if trial.config.r == rank]
-        ends = Counter(trial.violation or trial.state for trial in here if trial.purpose == "search")
+        ends = Counter(trial.violation or trial.state for trial in here if trial.purpose != "decide")
         best = best_single(study, here)
         fresh = [
             value

@@ -17,6 +17,7 @@ from ranksearch.report.theme import CONFIG, RAMP
 
 __all__ = [
     "FEW",
+    "PURPOSES",
     "REPORTS",
     "SHAPES",
     "TRIALS",
@@ -33,6 +34,7 @@ __all__ = [
 HEIGHT = 300
 TRIALS = alt.NamedData("trials")
 REPORTS = alt.NamedData("reports")
+PURPOSES = {"search": "circle", "reference": "square", "select": "triangle-up", "decide": "diamond"}
 SHAPES = {
     "complete": "circle",
     "stopped early": "triangle-down",
@@ -64,7 +66,7 @@ def datasets(material: Material) -> dict[str, list[dict[str, Any]]]:
         shared |= {"seed": trial.seed, "outcome": outcome(trial), "purpose": trial.purpose}
         value, last = trial.value(material.metric), trial.last
         trials.append(shared | {"value": value, "step": last.fidelity if last else None})
-        for report in trial.reports if trial.purpose == "search" else ():
+        for report in trial.reports if trial.purpose != "decide" else ():
             if (found := report.metrics.get(material.metric)) is not None:
                 kept = {name: shared[name] for name in ("number", "rank", "outcome", "rate")}
                 # A curve of one point has no line to show it.
@@ -79,12 +81,13 @@ def finish(chart: alt.LayerChart | alt.FacetChart, description: str, height: int
     return spec | {"config": dict(CONFIG), "autosize": {"type": "fit-x", "contains": "padding"}}
 
 
-def rank_axis(material: Material) -> dict[str, Any]:
-    """Title, scale and axis of a rank: log2, each rank labelled where they are few."""
+def rank_axis(material: Material, ranks: Sequence[int] | None = None) -> dict[str, Any]:
+    """Title, scale and axis of a rank: log2, each rank labelled where they are few; by default those tried."""
+    ticks = _rank_ticks(sorted(set(ranks)) if ranks else material.ranks)
     return {
         "title": "rank r",
         "scale": alt.Scale(type="log", base=2, nice=False, padding=24),
-        "axis": alt.Axis(values=_rank_ticks(material.ranks), format="d", grid=False),
+        "axis": alt.Axis(values=ticks, format="d", grid=False),
     }
 
 
@@ -120,7 +123,7 @@ def metric_axis(material: Material, values: Sequence[float | None]) -> alt.Y:
     return alt.Y(
         "value:Q",
         title=material.metric,
-        scale=alt.Scale(type=kind, zero=False, nice=True),
+        scale=alt.Scale(type="log", nice=False, padding=8) if kind == "log" else alt.Scale(zero=False, nice=True),
         axis=alt.Axis(tickCount=6, format="~g"),
     )
 

@@ -20,7 +20,7 @@ from ranksearch import analysis
 from ranksearch.report import drawing, images, words
 from ranksearch.report.drawing import Plot
 from ranksearch.report.material import OUTCOMES, Material, outcome
-from ranksearch.report.text import exact, flat, show, span
+from ranksearch.report.text import count, exact, flat, show, span
 from ranksearch.report.theme import DARK, LIGHT
 
 __all__ = ["render_page"]
@@ -28,6 +28,12 @@ __all__ = ["render_page"]
 Row = tuple[str, Any]
 
 _FIRST = ("number", "state", "purpose", "seed")
+_TO = {
+    "search": "search",
+    "reference": "be truncated",
+    "select": "choose finalists",
+    "decide": "decide between them",
+}
 _LAST = ("fidelity", "trainable_parameters", "steps", "train_seconds", "reason")
 
 
@@ -161,9 +167,10 @@ def _paid(material: Material) -> list[tuple[str, str, Any]]:
     states = Counter(trial.state for trial in trials)
     shown = ", ".join(f"{number:,} {state}" for state, number in sorted(states.items())) or "none"
     rows: list[tuple[str, str, Any]] = [("trials", shown, len(trials))]
-    for purpose, label in (("search", "steps of the search"), ("decide", "steps of the decision")):
-        steps = sum(trial.cost.steps for trial in trials if trial.purpose == purpose)
-        rows.append((label, show(steps), steps))
+    for purpose in drawing.PURPOSES:
+        used = [trial.cost.steps for trial in trials if trial.purpose == purpose]
+        if used:
+            rows.append((f"steps of {count(len(used), 'trial')} to {_TO[purpose]}", show(sum(used)), sum(used)))
     rows += [
         ("optimizer steps in all", show(sums.steps), sums.steps),
         ("training rows seen", show(sums.samples), sums.samples),

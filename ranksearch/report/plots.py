@@ -13,6 +13,7 @@ import altair as alt
 
 from ranksearch.report.drawing import (
     FEW,
+    PURPOSES,
     REPORTS,
     SHAPES,
     TRIALS,
@@ -32,8 +33,8 @@ __all__ = ["PLOTS", "draw"]
 
 
 def draw(material: Material) -> list[Plot]:
-    """Every plot, in the order of the page."""
-    return [plot(material) for plot in PLOTS]
+    """Every plot that this study has, in the order of the page."""
+    return [drawn for plot in PLOTS if (drawn := plot(material)) is not None]
 
 
 def guarantee(material: Material) -> Plot:
@@ -112,25 +113,34 @@ def ranks(material: Material) -> Plot:
         alt.Tooltip("rate:Q", title="learning rate", format=".3~g"),
         alt.Tooltip("seed:Q", title="seed"),
     ]
-    y = metric_axis(material, [t.value(material.metric) for t in shown])
-    kinds = alt.Scale(domain=["search", "decide"], range=["var(--faint)", "var(--accent)"])
+    kinds = [purpose for purpose in PURPOSES if purpose in {trial.purpose for trial in shown}]
     many = crowded(len(shown))
+    x = alt.X("rank:Q", **rank_axis(material))
     points = base.mark_point(size=55, strokeWidth=1.6, opacity=1, aria=len(shown) <= FEW).encode(
-        strokeOpacity=alt.condition("datum.purpose === 'search'", alt.value(many), alt.value(1)),
-        x=alt.X("rank:Q", **rank_axis(material)),
-        y=y,
-        color=alt.Color("purpose:N", title=None, scale=kinds, sort=["search", "decide"]),
-        shape=alt.Shape(
-            "purpose:N", title=None, scale=alt.Scale(domain=["search", "decide"], range=["circle", "diamond"])
+        x=x,
+        y=metric_axis(material, [t.value(material.metric) for t in shown]),
+        color=alt.Color(
+            "purpose:N",
+            title=None,
+            scale=alt.Scale(
+                domain=kinds, range=["var(--accent)" if kind == "decide" else "var(--faint)" for kind in kinds]
+            ),
         ),
+        strokeOpacity=alt.condition("datum.purpose === 'decide'", alt.value(1), alt.value(many)),
+        shape=alt.Shape("purpose:N", title=None, scale=alt.Scale(domain=kinds, range=[PURPOSES[k] for k in kinds])),
         tooltip=tooltip,
     )
+    caption = (
+        "Completed trials only, all at the full budget. Grey: one configuration and one seed each, to choose from."
+    )
+    if "decide" not in kinds:
+        return Plot(name, title, caption, finish(alt.layer(points), f"{title}. {caption}"))
     mean = (
         base.transform_filter("datum.purpose === 'decide'")
         .transform_aggregate(mean="mean(value)", seeds="count()", groupby=["rank"])
         .mark_tick(thickness=2.5, size=30, orient="horizontal", color="var(--accent)", opacity=1)
         .encode(
-            x=alt.X("rank:Q", **rank_axis(material)),
+            x=x,
             y="mean:Q",
             tooltip=[
                 alt.Tooltip("rank:Q", title="rank"),
@@ -139,11 +149,60 @@ def ranks(material: Material) -> Plot:
             ],
         )
     )
-    caption = (
-        "Completed trials only, all at the full budget. Circles: search trials, each another configuration, one seed. "
-        "Diamonds: runs of the decision, one configuration a rank, fresh seeds; bars are their means."
-    )
+    caption += " Blue: the runs of the decision, one configuration a rank with fresh seeds; bars are their means."
     return Plot(name, title, caption, finish(alt.layer(points, mean), f"{title}. {caption}"))
+
+
+def truncation(material: Material) -> Plot | None:
+    """The metric of the top rank's adapter cut down to fewer ranks; None where the study truncated nothing."""
+    name, title = "truncation", "One adapter, cut down to fewer ranks"
+    cut = next((trial for trial in material.trials if trial.truncation), None)
+    if cut is None:
+        return None
+    kinds = {"uniform": "the same rank in every layer", "pattern": "the same sum, shared out by singular values"}
+    rows: list[dict[str, Any]] = [
+        {"rank": point.r, "value": value, "kind": kinds[point.kind]}
+        for point in cut.truncation
+        if (value := point.metrics.get(material.metric)) is not None
+    ]
+    if not rows:
+        return Plot(name, title, f"Nothing to draw: the truncated adapter of trial {cut.number} gave no value.")
+    whole = cut.value(material.metric)
+    layers = []
+    if whole is not None:
+        line = alt.Chart(alt.InlineData(values=[{"value": whole, "label": f"whole, rank {cut.config.r}"}]))
+        layers = [
+            line.mark_rule(strokeDash=[5, 4], strokeWidth=1.5, color="var(--muted)").encode(y="value:Q"),
+            line.mark_text(align="left", dx=4, dy=-7, color="var(--muted)").encode(
+                y="value:Q", x=alt.value(0), text="label:N"
+            ),
+        ]
+    values = [*(row["value"] for row in rows), whole]
+    curve = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_line(point=alt.OverlayMarkDef(size=45, filled=True, opacity=1), strokeWidth=1.6)
+        .encode(
+            x=alt.X("rank:Q", **rank_axis(material, [point.r for point in cut.truncation])),
+            y=metric_axis(material, values),
+            color=alt.Color(
+                "kind:N",
+                title=None,
+                scale=alt.Scale(domain=list(kinds.values()), range=["var(--accent)", "var(--warn)"]),
+                legend=alt.Legend(columns=1, labelLimit=320),
+            ),
+            tooltip=[
+                alt.Tooltip("kind:N", title="cut to"),
+                alt.Tooltip("rank:Q", title="rank"),
+                alt.Tooltip("value:Q", title=material.metric, format=".4~g"),
+            ],
+        )
+    )
+    caption = (
+        f"Trial {cut.number} was trained at rank {cut.config.r}, then cut down by SVD and measured without further "
+        "training. Where the curve leaves the dashed line, ranks begin to cost quality; training at a small rank does "
+        "better than cutting down to it."
+    )
+    return Plot(name, title, caption, finish(alt.layer(curve, *layers), f"{title}. {caption}"))
 
 
 def curves(material: Material) -> Plot:
@@ -152,14 +211,14 @@ def curves(material: Material) -> Plot:
     found = [
         value
         for trial in material.trials
-        if trial.purpose == "search"
+        if trial.purpose != "decide"
         for report in trial.reports
         if (value := report.metrics.get(material.metric)) is not None
     ]
     if not found:
-        return Plot(name, title, "Nothing to draw: no search trial reported a value.")
+        return Plot(name, title, "Nothing to draw: no trial reported a value.")
     few = len(found) <= FEW
-    strong = crowded(len({trial.number for trial in material.trials if trial.purpose == "search"}))
+    strong = crowded(len({trial.number for trial in material.trials if trial.purpose != "decide"}))
     fade = alt.condition("datum.outcome === 'complete'", alt.value(strong), alt.value(0.4 * strong))
     rungs = sorted({report.fidelity for trial in material.trials for report in trial.reports})
     ticks = {"values": rungs} if len(rungs) <= 8 else {"tickMinStep": 1}
@@ -184,8 +243,8 @@ def curves(material: Material) -> Plot:
         .encode(fillOpacity=fade),
     ]
     caption = (
-        "One line a search trial, by rank. Strong: trained to the end. Faint: stopped early or not finished, at the "
-        "rung where it ended."
+        "One line a trial before the decision, by rank. Strong: trained to the end. Faint: stopped early or not "
+        "finished, at the rung where it ended."
     )
     return Plot(name, title, caption, finish(alt.layer(*layers), f"{title}. {caption}"))
 
@@ -193,9 +252,9 @@ def curves(material: Material) -> Plot:
 def rates(material: Material) -> Plot:
     """Learning rate and rank of every search trial, and how it ended."""
     name, title = "rates", "Learning rate and rank"
-    searched = [t for t in material.trials if t.purpose == "search"]
+    searched = [t for t in material.trials if t.purpose != "decide"]
     if not searched:
-        return Plot(name, title, "Nothing to draw: there are no search trials.")
+        return Plot(name, title, "Nothing to draw: there are no trials.")
     values = [v for t in searched if t.state == "COMPLETE" and (v := t.value(material.metric)) is not None]
     ends = {outcome(trial) for trial in searched}
     domain = [end for end in OUTCOMES if end in ends]
@@ -207,7 +266,7 @@ def rates(material: Material) -> Plot:
     )
     base = (
         alt.Chart(TRIALS)
-        .transform_filter("datum.purpose === 'search'")
+        .transform_filter("datum.purpose !== 'decide'")
         .encode(
             x=alt.X(
                 "rate:Q",
@@ -251,8 +310,9 @@ def rates(material: Material) -> Plot:
             )
         )
     caption = (
-        f"One mark a search trial. Filled and coloured: completed, by {material.metric} at the full budget, blue is "
-        "better. Grey outlines did not get there, so their values can't be compared; the shape says why."
+        f"One mark a trial before the decision. Filled and coloured: completed, by {material.metric} at the full "
+        "budget, blue is better. Grey outlines did not get there, so their values can't be compared; the shape says "
+        "why."
     )
     return Plot(name, title, caption, finish(alt.layer(*layers), f"{title}. {caption}"))
 
@@ -285,4 +345,4 @@ def importances(material: Material) -> Plot:
     return Plot(name, title, caption, finish(chart, f"{title}. {caption}", height=34 * len(rows) + 20))
 
 
-PLOTS: tuple[Callable[[Material], Plot], ...] = (guarantee, ranks, curves, rates, importances)
+PLOTS: tuple[Callable[[Material], Plot | None], ...] = (guarantee, ranks, truncation, curves, rates, importances)

@@ -19,6 +19,13 @@ from ranksearch.report.text import count, show
 __all__ = ["Answer", "answer", "caveats"]
 
 
+_STATE = {
+    "RUNNING": "The study is still running, or its driver went away; with --resume it goes on.",
+    "INTERRUPTED": "The study was interrupted; with --resume it goes on.",
+    "FAILED": "The study failed.",
+}
+
+
 @dataclass(frozen=True)
 class Answer:
     """What the report opens with."""
@@ -45,42 +52,44 @@ def answer(material: Material) -> Answer:
     points = {point["r"]: point for point in material.curve}
     bound = points.get(chosen, {}).get("upper_bound")
     why = decision.get("why", "")
+    # An answer of an earlier session, or over the seeds that were done.
+    so_far = f"{_STATE[material.study.state]} So far: " if material.study.state in _STATE else ""
     if chosen is None:
-        sure = f"The data can't tell yet. Rank {guess} is a guess by the means, without a guarantee."
+        sure = f"{so_far}The data can't tell yet. Rank {guess} is a guess by the means, without a guarantee."
         return Answer(
             "undecided", f"Undecided; the best guess is rank {guess}", sure, why, recommended, "The best guess"
         )
     if bound is None:
-        sure = "There is nothing to be sure of: no other rank was compared with it."
+        sure = f"{so_far}There is nothing to be sure of: no other rank was compared with it."
         return Answer("undecided", f"Rank {chosen}, the only one measured", sure, why, recommended, "Its configuration")
     sure = (
-        f"Shown to be within {show(decision['tolerance'])} of the best rank in {decision['metric']}. A study that "
-        f"decides this way errs in at most {100 * ERROR:.3g} % of cases."
+        f"{so_far}Shown to be within {show(decision['tolerance'])} of the best rank in {decision['metric']}. A study "
+        f"that decides this way errs in at most {100 * ERROR:.3g} % of cases."
     )
     return Answer("decided", f"Use rank {chosen}", sure, why, recommended, "Recommended configuration")
 
 
 def _without_decision(material: Material) -> Answer:
     study, metric = material.study, material.metric
-    state = {
-        "RUNNING": "The study is still running, or its driver went away; with --resume it goes on.",
-        "INTERRUPTED": "The study was interrupted before it could decide; with --resume it goes on.",
-        "DONE": "The study ended without a decision.",
-        "FAILED": "The study failed.",
-    }[study.state]
+    state = _STATE.get(study.state, "The study ended without a decision.")
     yet = " yet" if study.state in ("RUNNING", "INTERRUPTED") else ""
     best = analysis.best_single(study, material.trials)
     if best is None:
         ends = Counter(outcome(trial) for trial in material.trials)
-        told = ", ".join(f"{number} {end}" for end, number in ends.most_common()) or "none was begun"
-        why = f"Not one of {count(len(material.trials), 'trial')} completed its training: {told}."
+        told = ", ".join(f"{number} {end}" for end, number in ends.most_common())
+        why = f"Of {count(len(material.trials), 'trial')} not one completed its training: {told}."
+        if not material.trials:
+            why = "No trial was begun."
         return Answer("none", f"No answer{yet}", state, why, {}, "")
-    completed = sum(t.purpose == "search" and t.state == "COMPLETE" for t in material.trials)
+    completed = sum(t.purpose != "decide" and t.state == "COMPLETE" for t in material.trials)
     why = (
         f"The best run so far is trial {best.number} at rank {best.config.r}: {metric} {show(best.value(metric))}. "
         f"It is one run with one seed, picked as the best of {completed} completed: expect a repetition to be worse. "
         "Whether a smaller rank would do as well is not known."
     )
+    fresh = [t for t in material.trials if t.purpose == "decide"]
+    if fresh:
+        why += f" Of {count(len(fresh), 'run')} of the decision, {sum(t.state == 'COMPLETE' for t in fresh)} are done."
     configuration = study.recommended or _configuration(best)
     title = "The best guess" if study.recommended else f"Configuration of trial {best.number}"
     return Answer("none", f"No decision{yet}", state, why, configuration, title)

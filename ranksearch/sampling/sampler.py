@@ -141,8 +141,7 @@ class Sampler:
     def frozen(self, record: TrialRecord) -> FrozenTrial:
         """A finished record as Optuna would hold it."""
         value = record.value(self.metric)
-        searched = self.space.searched
-        known = {n: record.values[n] for n in searched if n in record.values}
+        searched = self._proposed_in(record)
         state = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAILED": TrialState.FAIL}[record.state]
         intermediate = {r.fidelity: v for r in record.reports if (v := r.metrics.get(self.metric)) is not None}
         # Optuna gives a pruned trial its last value, but not one that violates a constraint.
@@ -150,19 +149,23 @@ class Sampler:
         return optuna.trial.create_trial(
             state=state,
             value=value if valued else None,
-            params={n: _internal(searched[n], v) for n, v in known.items()},
-            distributions={n: _distribution(searched[n]) for n in known},
+            params={n: _internal(d, record.values[n]) for n, d in searched.items()},
+            distributions={n: _distribution(d) for n, d in searched.items()},
             intermediate_values=intermediate,
             system_attrs=dict(rung_attributes(record, self.metric, self.budget)),
             constraints=None if state == TrialState.FAIL else {_VIOLATION: 1.0 if record.violation else 0.0},
         )
 
     def _reopen(self, record: TrialRecord) -> None:
-        searched = {n: d for n, d in self.space.searched.items() if n in record.values}
+        searched = self._proposed_in(record)
         self.study.enqueue_trial({n: _internal(d, record.values[n]) for n, d in searched.items()})
         self._open[record.number] = self.study.ask(
             fixed_distributions={n: _distribution(d) for n, d in searched.items()}
         )
+
+    def _proposed_in(self, record: TrialRecord) -> dict[str, Domain]:
+        """The parameters that the sampler proposed itself."""
+        return {n: d for n, d in self.space.searched.items() if n in record.values and n not in record.held}
 
     def _take(self, values: Mapping[str, Any]) -> bool:
         key = self.space.config(values).key

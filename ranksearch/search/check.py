@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ranksearch.data import Prepared, check_data, check_own_code, load_tokenizer
+from ranksearch.data import Prepared, check_data, load_tokenizer
 from ranksearch.errors import Fault, InputError, RankSearchError
 from ranksearch.lora import ModelFacts, ModuleFacts
 from ranksearch.plan import make_plan
-from ranksearch.search.setup import StudySetup, spec_as_data
+from ranksearch.search.setup import StudySetup, make_question, spec_as_data
 from ranksearch.search.worker import locate_model
 from ranksearch.spec import Examination, ModelSpec, examine_spec
+from ranksearch.strategies import make_strategy
 
 __all__ = ["Checked", "check_study", "plan_text"]
 
@@ -53,6 +54,7 @@ class Checked:
             spec,
             self.model,
             self.targets,
+            make_strategy(spec.strategy, make_question(spec, self.model, self.targets)).stages(),
             longest=self.prepared.max_length,
             memory_mb=_memory_mb() if not spec.resources.gpus_per_trial else None,
         )
@@ -60,7 +62,7 @@ class Checked:
             spec=spec,
             prepared=self.prepared,
             model=self.model,
-            targets={choice: tuple(m.name for m in modules) for choice, modules in self.targets.items()},
+            targets=self.targets,
             plan=plan,
             base_dir=self.examined.base_dir,
         )
@@ -134,26 +136,24 @@ def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
 def plan_text(setup: StudySetup) -> str:
     """The plan in a few lines."""
     p, spec = setup.plan, setup.spec
-    size = "without end" if p.distinct_configurations is None else f"{p.distinct_configurations} configurations"
+    size = "without end" if p.distinct_configurations is None else f"of {p.distinct_configurations} configurations"
     rungs = ", ".join(map(str, p.rungs))
     parameters = ", ".join(f"r={r}: {n:,}" for r, n in p.trainable_parameters.items())
-    return "\n".join(
-        [
-            f"{spec.name}: strategy {spec.strategy}, space {size}",
-            f"search: {p.configurations} configurations, evaluated at steps {rungs} (batch {p.reference_batch_size})",
-            f"decision: up to {p.finalists} ranks x {p.seeds} fresh seeds = {p.decision_runs} runs of {p.rungs[-1]} steps",
-            f"steps: about {p.search_steps_likely + p.decision_steps}, at most {p.search_steps_most + p.decision_steps} "
-            f"(about {100 * p.fraction_of_grid_likely:.0f} % of an exhaustive grid of 56)",
-            f"trainable parameters: {parameters}",
-            f"memory: about {p.memory_mb_per_trial:.0f} MiB a trial; disk: about {p.disk_mb:.0f} MiB",
-        ]
-    )
+    lines = [
+        f"{spec.name}: strategy {spec.strategy}, a space {size}, "
+        f"evaluated at steps {rungs} of batch {p.reference_batch_size}"
+    ]
+    lines += [f"{s.name}: at most {s.runs} runs, about {s.steps_likely} steps ({s.about})" for s in p.stages]
+    share = f"{100 * p.fraction_of_grid_likely:.0f} % of an exhaustive grid of 56"
+    lines.append(f"in all: about {p.steps_likely} steps, at most {p.steps_most} ({share})")
+    lines.append(f"trainable parameters: {parameters}")
+    lines.append(f"memory: about {p.memory_mb_per_trial:.0f} MiB a trial; disk: about {p.disk_mb:.0f} MiB")
+    return "\n".join(lines)
 
 
 def _tokenizer(model: ModelSpec, base_dir: Path) -> tuple[str | None, Any, list[Fault]]:
     try:
         located = locate_model(model, base_dir)
-        check_own_code(located, model.revision, model.trust_remote_code)
         return located, load_tokenizer(located, model.revision, model.trust_remote_code), []
     except InputError as error:
         return None, None, list(error.faults) or [_as_fault(error, model)]

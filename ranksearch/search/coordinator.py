@@ -43,6 +43,8 @@ class Limits:
 
     max_steps: int | None = None
     """Optimizer steps over all trials."""
+    reserved_steps: int = 0
+    """Of those, what is kept back for the stages after the search."""
     max_seconds: float | None = None
     """Seconds over all sessions."""
     used_seconds: float = 0.0
@@ -207,16 +209,9 @@ class Coordinator:
                     )
                 )
                 return True
-            if trial.purpose == "search":
-                stop = self.sampler.report(number, update.fidelity, value, prune=trial.prune)
-                if stop and not update.done:
-                    reason = (
-                        f"stopped early at step {update.step}: {self.metric} {value:.4g} is not among the best third"
-                    )
-                    if self.budget.reduction_factor != 3:
-                        reason = reason.replace("third", f"1/{self.budget.reduction_factor}")
-                    self._end(trial.model_copy(update={"state": "PRUNED", "reason": reason, "finished_at": now}))
-                    return True
+            if stopped := self._stop(trial, update, value):
+                self._end(trial.model_copy(update={"state": "PRUNED", "reason": stopped, "finished_at": now}))
+                return True
             if update.done:
                 self._end(trial.model_copy(update={"state": "COMPLETE", "reason": None, "finished_at": now}))
                 return True
@@ -313,6 +308,7 @@ class Coordinator:
             why=order.why,
             config=config,
             values=values,
+            held=tuple(sorted(order.values)) if order.config is None else (),
             seed=order.seed,
             max_steps=steps_of(config, self.budget),
             prune=order.prune,
@@ -375,9 +371,8 @@ class Coordinator:
         if self.limits.max_steps is None:
             return True
         promised = sum(max(0, t.max_steps - t.cost.steps) for t in self._trials.values() if not t.finished)
-        question = self.strategy.question
-        kept = min(3, len(question.space.ranks())) * question.seeds * self.budget.max_steps
-        return self._steps_used() + promised + kept + self.budget.max_steps <= self.limits.max_steps
+        ahead = self._steps_used() + promised + self.budget.max_steps
+        return ahead + self.limits.reserved_steps <= self.limits.max_steps
 
     def _out_of_time(self) -> bool:
         limit = self.limits.max_seconds

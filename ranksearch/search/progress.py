@@ -91,9 +91,9 @@ class Progress:
 
     def _done(self) -> str:
         finished = sum(t.finished for t in self._trials.values())
-        total = self._plan.configurations + self._plan.decision_runs
+        total = self._plan.runs_most
         eta = self._eta()
-        return f"{finished} of at most {total} trials" + (f", about {_duration(eta)} left" if eta is not None else "")
+        return f"{finished} of about {total} trials" + (f", about {_duration(eta)} left" if eta is not None else "")
 
     def _eta(self) -> float | None:
         """Seconds left, by the steps that are likely still to run and the pace so far."""
@@ -102,8 +102,7 @@ class Progress:
         seconds = time.monotonic() - self._began
         if ran <= 0 or seconds < 5:
             return None
-        likely = self._plan.search_steps_likely + self._plan.decision_steps
-        return max(0.0, likely - steps) * seconds / ran
+        return max(0.0, self._plan.steps_likely - steps) * seconds / ran
 
     def _table(self) -> Table:
         table = Table(box=None, title=None, pad_edge=False, expand=False)

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-
 from typing import Any, Protocol
 
 from ranksearch.errors import RankSearchError
@@ -119,7 +118,12 @@ def run_study(
             metric=question.metric,
             trials=old,
             files=folder,
-            limits=Limits(spec.budget.max_steps_total, None if hours is None else hours * 3600, used),
+            limits=Limits(
+                max_steps=spec.budget.max_steps_total,
+                reserved_steps=sum(s.steps_likely for s in setup.plan.stages if s.name != "search"),
+                max_seconds=None if hours is None else hours * 3600,
+                used_seconds=used,
+            ),
             listeners=[listener.publish_trial for listener in listeners],
         )
         session: dict[str, Any] = {
@@ -339,7 +343,8 @@ def _cluster(address: str | None) -> Iterator[_Cluster]:
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise RankSearchError(
-            f"the Ray cluster at {address or 'this machine'} can't be joined: {error}. See that it runs (`ray status`) and that the address is right."
+            f"the Ray cluster at {address or 'this machine'} can't be joined: {error}. "
+            "See that it runs (`ray status`) and that the address is right."
         ) from error
     try:
         yield _Cluster(address)

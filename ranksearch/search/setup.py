@@ -19,7 +19,7 @@ from typing import Any
 from ranksearch import __version__
 from ranksearch.data import Prepared
 from ranksearch.errors import Fault, SpecError
-from ranksearch.lora import ModelFacts, adapter_parameters
+from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters
 from ranksearch.plan import Budget, Plan, make_budget
 from ranksearch.records import StudyRecord
 from ranksearch.spec import RelativeTolerance, Spec
@@ -37,8 +37,8 @@ class StudySetup:
     spec: Spec
     prepared: Prepared
     model: ModelFacts
-    targets: Mapping[str | tuple[str, ...], Sequence[str]]
-    """Each choice of target modules -> full module names."""
+    targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]]
+    """Each choice of target modules -> the layers that it means."""
     plan: Plan
     base_dir: Path
 
@@ -49,23 +49,29 @@ class StudySetup:
 
     def question(self) -> Question:
         """The study's question, for its strategy."""
-        tolerance = self.spec.objective.tolerance
-        space = self.spec.parameters
-        widest = max(self.targets.values(), key=len)
-        modules = [m for m in self.model.modules if m.name in set(widest)]
-        return Question(
-            space=space,
-            budget=self.budget,
-            trials=self.spec.budget.trials,
-            metric=self.spec.objective.metric,
-            direction=self.spec.objective.direction,
-            tolerance=tolerance.relative if isinstance(tolerance, RelativeTolerance) else tolerance,
-            relative=isinstance(tolerance, RelativeTolerance),
-            seed=self.spec.seed,
-            seeds=self.spec.seeds,
-            max_seeds=self.spec.max_seeds,
-            trainable={r: adapter_parameters(r, modules) + self.model.head_parameters for r in space.ranks()},
-        )
+        return make_question(self.spec, self.model, self.targets)
+
+
+def make_question(
+    spec: Spec, model: ModelFacts, targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]]
+) -> Question:
+    """What a study asks, for its strategy."""
+    tolerance = spec.objective.tolerance
+    space = spec.parameters
+    widest = max(targets.values(), key=lambda modules: adapter_parameters(1, modules))
+    return Question(
+        space=space,
+        budget=make_budget(spec),
+        trials=spec.budget.trials,
+        metric=spec.objective.metric,
+        direction=spec.objective.direction,
+        tolerance=tolerance.relative if isinstance(tolerance, RelativeTolerance) else tolerance,
+        relative=isinstance(tolerance, RelativeTolerance),
+        seed=spec.seed,
+        seeds=spec.seeds,
+        max_seeds=spec.max_seeds,
+        trainable={r: adapter_parameters(r, widest) + model.head_parameters for r in space.ranks()},
+    )
 
 
 def comparable(spec: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:

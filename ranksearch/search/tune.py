@@ -1,4 +1,4 @@
-"""The two adapters that let the coordinator drive Ray Tune: a Searcher that hands out trials, a scheduler that stops them.
+"""The two adapters that let the coordinator drive Ray Tune: a searcher that hands out trials, a scheduler that stops.
 
 They hold no state of their own but which Tune trial stands for which of ours. Nothing is ever restored from Tune's
 checkpoints: a study goes on from its records.

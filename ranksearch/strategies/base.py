@@ -12,11 +12,21 @@ from typing import Any, ClassVar
 
 from ranksearch.config import TrialConfig
 from ranksearch.decision import Decision, decide, looks, relative_tolerance
-from ranksearch.plan import Budget
+from ranksearch.plan import Budget, PlannedStage
 from ranksearch.records import Purpose, TrialRecord
 from ranksearch.space import Space
 
-__all__ = ["Done", "Move", "Order", "Question", "Strategy", "Wait", "best_by_rank", "choose_finalists"]
+__all__ = [
+    "MOST_FINALISTS",
+    "Done",
+    "Move",
+    "Order",
+    "Question",
+    "Strategy",
+    "Wait",
+    "best_by_rank",
+    "choose_finalists",
+]
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,10 @@ class Strategy(ABC):
         self.question = question
 
     @abstractmethod
+    def stages(self) -> tuple[PlannedStage, ...]:
+        """What it will run, in order, for the plan."""
+
+    @abstractmethod
     def next(self, trials: Sequence[TrialRecord], *, may_search: bool = True) -> Move:
         """What to do next.
 
@@ -115,6 +129,21 @@ class Strategy(ABC):
         """Configurations to search: the budget, or all that the space holds."""
         size = self.question.space.size
         return self.question.trials if size is None else min(self.question.trials, size)
+
+    def planned_search(self, *, halved: bool) -> PlannedStage:
+        """The search, as the plan tells it."""
+        runs, budget = self.target(), self.question.budget
+        most = runs * budget.max_steps
+        about = "configurations that the sampler proposes" if halved else "configurations, each trained to the end"
+        likely = budget.halved(runs) if halved else most
+        return PlannedStage(name="search", about=about, runs=runs, steps_likely=likely, steps_most=most)
+
+    def planned_decision(self, finalists: int) -> PlannedStage:
+        """The decision's runs up to the first look, as the plan tells them."""
+        runs = finalists * self.question.seeds
+        steps = runs * self.question.budget.max_steps
+        about = f"{finalists} ranks x {self.question.seeds} fresh seeds"
+        return PlannedStage(name="decide", about=about, runs=runs, steps_likely=steps, steps_most=steps)
 
     def stop(self, trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
         """Whether a trial that the sampler did not propose should end at the rung that it has just reported.
@@ -212,10 +241,16 @@ def best_by_rank(question: Question, trials: Iterable[TrialRecord]) -> dict[int,
     return dict(sorted(best.items()))
 
 
-def choose_finalists(question: Question, trials: Iterable[TrialRecord], most: int = 3) -> list[TrialRecord]:
-    """At most three ranks whose best runs are worth measuring again, ascending.
+MOST_FINALISTS = 3
+"""Ranks that a joint search's decision compares: its early stopping leaves few ranks with a run to the end."""
 
-    The best rank; the smallest one that looks as good as it (within the tolerance); then those that look best.
+
+def choose_finalists(question: Question, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Three ranks (or all that the space holds) whose runs are worth measuring again, ascending.
+
+    The best rank; the smallest one that looks as good as it (within the tolerance); then those that look best. Where
+    early stopping left fewer ranks with a run to the end, the best configuration is tried at the ranks nearest to its
+    own, smaller ones first: one rank alone would be compared with nothing.
     """
     best = best_by_rank(question, trials)
     if not best:
@@ -225,7 +260,14 @@ def choose_finalists(question: Question, trials: Iterable[TrialRecord], most: in
     chosen = {top}
     chosen.add(min(r for r in values if question.loss(values[r], values[top]) <= question.margin(values[top])))
     for r in sorted(values, key=lambda r: question.loss(values[r], values[top])):
-        if len(chosen) >= most:
+        if len(chosen) >= MOST_FINALISTS:
             break
         chosen.add(r)
+    ladder = question.space.ranks()
+    at = ladder.index(top)
+    for r in (*reversed(ladder[:at]), *ladder[at + 1 :]):
+        if len(chosen) < MOST_FINALISTS and r not in chosen:
+            chosen.add(r)
+            point = dict(best[top].values) | {"r": r}
+            best[r] = best[top].model_copy(update={"values": point, "config": question.space.config(point)})
     return [best[r] for r in sorted(chosen)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from ranksearch.plan import PlannedStage
 from ranksearch.records import TrialRecord
-from ranksearch.strategies.base import Move, Order, Strategy, Wait
+from ranksearch.strategies.base import MOST_FINALISTS, Move, Order, Strategy, Wait
 
 __all__ = ["GridStrategy", "JointStrategy", "RandomStrategy"]
 
@@ -20,6 +21,11 @@ class JointStrategy(Strategy):
     name: ClassVar[str] = "joint"
     prunes: ClassVar[bool] = True
     reason: ClassVar[str] = "the sampler proposes every parameter, the rank included"
+
+    def stages(self) -> tuple[PlannedStage, ...]:
+        """See `Strategy.stages`."""
+        ranks = len(self.question.space.ranks())
+        return (self.planned_search(halved=self.prunes), self.planned_decision(min(MOST_FINALISTS, ranks)))
 
     def next(self, trials: Sequence[TrialRecord], *, may_search: bool = True) -> Move:
         """See `Strategy.next`."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ranksearch.decision import Decision, seeds_to_certify
+from ranksearch.plan import PlannedStage
 from ranksearch.records import TrialRecord
 from ranksearch.space import Choices, Fixed, IntRange, LogRange, UniformRange
 from ranksearch.strategies.base import Done, Move, Order, Strategy, Wait, best_by_rank
@@ -32,9 +33,36 @@ a residual SD of few degrees of freedom, whose square is easily off by that much
 
 
 class StagedStrategy(Strategy):
-    """Search at a middle rank, truncate the top rank, try a few ranks, decide with fresh seeds, more where they decide."""
+    """Search at a middle rank, truncate the top one, try a few, decide with fresh seeds, more where they decide."""
 
     name: ClassVar[str] = "staged"
+
+    def stages(self) -> tuple[PlannedStage, ...]:
+        """See `Strategy.stages`."""
+        ranks, budget = len(self.question.space.ranks()), self.question.budget
+        search = self.planned_search(halved=True)
+        if ranks == 1:
+            return (search, self.planned_decision(1))
+        candidates = min(_LADDER + 2, ranks)
+        domain = self.question.space.domains["learning_rate"]
+        runs = candidates * (1 if isinstance(domain, Fixed) else len(_FACTORS))
+        # At each rung one of a rank's few goes on, whatever the reduction factor.
+        after = candidates * (budget.max_steps - budget.rungs[0])
+        top = f"the top rank's adapter, truncated to {ranks - 1} smaller ranks"
+        return (
+            search,
+            PlannedStage(
+                name="truncate", about=top, runs=1, steps_likely=budget.max_steps, steps_most=budget.max_steps
+            ),
+            PlannedStage(
+                name="candidates",
+                about=f"{candidates} ranks at a few learning rates",
+                runs=runs,
+                steps_likely=runs * budget.rungs[0] + after,
+                steps_most=runs * budget.max_steps,
+            ),
+            self.planned_decision(candidates),
+        )
 
     def next(self, trials: Sequence[TrialRecord], *, may_search: bool = True) -> Move:
         """See `Strategy.next`."""

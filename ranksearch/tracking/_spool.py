@@ -52,6 +52,7 @@ class Sent(BaseModel):
     points: int = 0
     points_digest: str = ""
     status: str = "RUNNING"
+    """Empty where it isn't known."""
     end: int | None = None
 
 

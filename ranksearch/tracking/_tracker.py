@@ -145,13 +145,17 @@ class Tracker:
 
     def _put(self, key: str, item: Waiting, text: str) -> None:
         with self._changed:
-            sent = self._cursor.runs.get(key)
-            if key not in self._waiting and sent is not None and sent.record == digest(text):
+            if key not in self._waiting and self._has(key, text):
                 return
             self._waiting[key] = item
             self._refused.pop(key, None)
             self._spool.put(key, text)
             self._changed.notify_all()
+
+    def _has(self, key: str, text: str) -> bool:
+        """Whether MLflow has this very snapshot, as far as we know."""
+        sent = self._cursor.runs.get(key)
+        return sent is not None and sent.record == digest(text)
 
     def _main(self) -> None:
         try:
@@ -238,7 +242,7 @@ class Tracker:
                 del runs[key]
             for key, run in found.items():
                 if key not in runs or runs[key].run_id != run.run_id:
-                    runs[key] = Sent(run_id=run.run_id)
+                    runs[key] = Sent(run_id=run.run_id, status="")
             self._cursor.experiment_id = self._server.experiment_id
             self._waiting.setdefault(STUDY, self._study)
             deleted = {key for key, run in found.items() if run.deleted}
@@ -246,10 +250,10 @@ class Tracker:
             self._deleted = deleted
         self._connected = True
         if news:
-            self._notify(f"{len(news)} runs of this study were deleted at {self._server.shown}; they stay deleted.")
+            self._notify(f"Runs of this study were deleted at {self._server.shown} ({len(news)}); they stay deleted.")
         if gone:
             self._notify(
-                f"MLflow at {self._server.shown} no longer has {len(gone)} runs of this study; "
+                f"MLflow at {self._server.shown} has lost runs of this study ({len(gone)}); "
                 f"`ranksearch sync {self._study.name}` makes them again."
             )
 
@@ -343,7 +347,10 @@ class Tracker:
 
 
 class _Replay(Tracker):
-    """A tracker that leaves an outage to its caller."""
+    """A tracker that leaves an outage to its caller, and takes nobody's word for what MLflow has."""
+
+    def _has(self, key: str, text: str) -> bool:
+        return False
 
     def _tell_trouble(self, error: TrackingError) -> None:
         """Nothing: `replay` raises what is left."""

@@ -22,6 +22,7 @@ from ranksearch.config import TrialConfig
 from ranksearch.errors import SpecError
 from ranksearch.records import Cost
 from ranksearch.training.device import peak_memory_mb, reset_peak_memory
+from ranksearch.training.dropout import use_quick_dropout
 from ranksearch.training.evaluation import evaluate
 from ranksearch.training.failures import Diverged, memory_guard
 from ranksearch.training.groups import make_optimizer, schedule
@@ -90,6 +91,8 @@ class AdapterRun:
                 ),
             )
             self.model: PreTrainedModel = self._peft.get_base_model()
+            if self._device.type == "cpu":
+                use_quick_dropout(self.model)
             start_heads(self.model, workbench.facts.head_modules, workbench.fresh, workbench.dtype, seed)
             self._trainables = [*method.trainables(self._peft, workbench.facts), *head_trainables(self._peft)]
             self._optimizer = make_optimizer(self._trainables, config)

@@ -7,13 +7,12 @@ B = Qb Rb, A^T = Qa Ra, s Rb Ra^T = U S V^T (r x r), hence s B A = (Qb U) S (Qa 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from peft.tuners.lora.layer import LoraLayer
-from torch import nn
 
 from ranksearch.errors import Fault, SpecError
 from ranksearch.records import TruncationPoint
@@ -70,7 +69,8 @@ def pattern_ranks(spectra: Sequence[torch.Tensor], mean_rank: int) -> list[int]:
     """
     owners = torch.cat([torch.full((len(s),), i) for i, s in enumerate(spectra)])
     kept = torch.argsort(torch.cat(list(spectra)), descending=True, stable=True)[: mean_rank * len(spectra)]
-    return torch.bincount(owners[kept], minlength=len(spectra)).tolist()
+    counts: list[int] = torch.bincount(owners[kept], minlength=len(spectra)).tolist()
+    return counts
 
 
 def truncation_curve(run: AdapterRun, ranks: Sequence[int], part: str) -> Iterator[TruncationPoint]:
@@ -107,8 +107,8 @@ def truncation_curve(run: AdapterRun, ranks: Sequence[int], part: str) -> Iterat
 
 
 @contextmanager
-def _cut(layers: dict[str, LoraLayer], found: dict[str, Factors], ranks: dict[str, int]) -> Iterator[None]:
-    """Puts the truncated factors into the adapter's first rows and columns, zeros into the rest; puts all back after."""
+def _cut(layers: Mapping[str, LoraLayer], found: Mapping[str, Factors], ranks: Mapping[str, int]) -> Iterator[None]:
+    """Puts truncated factors into the adapter's first rows and columns, zeros into the rest; puts all back after."""
     before = {}
     with torch.no_grad():
         for name, layer in layers.items():
@@ -125,7 +125,8 @@ def _cut(layers: dict[str, LoraLayer], found: dict[str, Factors], ranks: dict[st
                 layers[name].lora_B["default"].weight.copy_(old_b)
 
 
-def _size(layer: nn.Module, r: int) -> int:
+def _size(layer: LoraLayer, r: int) -> int:
     """Parameters of a layer's adapter at a rank."""
-    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    return r * (a.shape[1] + b.shape[0])
+    inputs: int = layer.lora_A["default"].weight.shape[1]
+    outputs: int = layer.lora_B["default"].weight.shape[0]
+    return r * (inputs + outputs)

@@ -1,0 +1,158 @@
+"""The staged strategy: its stages, its candidates, and how it spends seeds."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from ranksearch.config import TrialConfig
+from ranksearch.records import TrialRecord, TruncationPoint
+from ranksearch.strategies.staged import middle_rank
+from tests.driving import Files, drive, loss_at, make
+
+NOISE = 0.004
+
+
+def loss_with_elbow(elbow: int, noise: float = NOISE, height: float = 0.1) -> Any:
+    """A loss that falls with the rank up to an elbow and is flat after it."""
+
+    def loss(config: TrialConfig, seed: int, fidelity: int) -> float:
+        rank = height * max(0.0, 1 - config.r / elbow)
+        rate = 0.3 * abs(config.learning_rate / 1e-3 - 1) ** 0.5 * 0.1
+        return 0.3 + rate + rank + 2.0 / fidelity + random.Random(f"{config.r}{seed}").gauss(0, noise)
+
+    return loss
+
+
+def curve(elbow: int) -> Any:
+    """What truncating the top rank's adapter would measure."""
+
+    def points(record: TrialRecord, ranks: tuple[int, ...], whole: float) -> tuple[TruncationPoint, ...]:
+        return tuple(
+            TruncationPoint(
+                kind="uniform", r=r, metrics={"eval/nll": whole + 0.2 * max(0.0, 1 - r / elbow)}, trainable_parameters=r
+            )
+            for r in ranks
+        )
+
+    return points
+
+
+def run(elbow: int, *, noise: float = NOISE, height: float = 0.1, **changes: Any) -> tuple[Files, Any]:
+    files = Files()
+    coordinator = make(files, strategy="staged", **changes)
+    drive(coordinator, loss=loss_with_elbow(elbow, noise, height), truncation=curve(elbow))
+    return files, coordinator
+
+
+def test_the_stages_follow_each_other_and_each_says_why() -> None:
+    files, _ = run(8)
+    stages = [t.stage for t in sorted(files.trials.values(), key=lambda t: t.number)]
+    order = list(dict.fromkeys(stages))
+    assert order == ["search", "truncate", "candidates", "decide"]
+    assert stages == sorted(stages, key=order.index)
+    assert all(t.why for t in files.trials.values())
+
+
+def test_the_search_keeps_to_the_middle_rank_and_prunes() -> None:
+    files, _ = run(8)
+    search = [t for t in files.trials.values() if t.purpose == "search"]
+    assert len(search) == 16 and {t.config.r for t in search} == {16}
+    assert any(t.state == "PRUNED" for t in search)
+
+
+def test_candidates_are_the_truncations_answer_two_below_it_and_the_top() -> None:
+    files, coordinator = run(16)
+    assert coordinator.strategy.candidates(coordinator.trials()) == [4, 8, 16, 64]
+    files, coordinator = run(2)
+    assert coordinator.strategy.candidates(coordinator.trials()) == [2, 64]
+
+
+def test_the_smallest_sufficient_rank_is_chosen() -> None:
+    for elbow in (2, 8, 32):
+        _, coordinator = run(elbow)
+        decision = coordinator.strategy.decision(coordinator.trials())
+        # At 0.1 (1 - r / elbow) the rank below the elbow loses 0.05, more than the tolerance of 0.03.
+        assert decision.status == "decided" and decision.chosen_r == elbow
+
+
+def test_of_a_ranks_variants_one_goes_on_and_no_configuration_runs_twice_with_one_seed() -> None:
+    files, coordinator = run(8)
+    runs = [(t.config.key, t.seed) for t in files.trials.values()]
+    assert len(runs) == len(set(runs))
+    for r in coordinator.strategy.candidates(coordinator.trials()):
+        ended = [
+            t for t in files.trials.values() if t.purpose == "select" and t.config.r == r and t.state == "COMPLETE"
+        ]
+        assert len(ended) <= 2
+
+
+def test_the_decision_uses_fresh_seeds_only() -> None:
+    files, _ = run(8)
+    chose = {t.seed for t in files.trials.values() if t.purpose != "decide"}
+    assert chose == {0} and {t.seed for t in files.trials.values() if t.purpose == "decide"} >= {1, 2, 3}
+
+
+def test_noise_buys_more_seeds_and_calm_does_not() -> None:
+    calm, _ = run(8, noise=0.001)
+    noisy, _ = run(8, noise=0.02)
+    seeds = [len({t.seed for t in f.trials.values() if t.purpose == "decide"}) for f in (calm, noisy)]
+    assert seeds[0] == 3 and seeds[1] in (5, 8, 12)
+
+
+def test_hopeless_noise_ends_undecided_with_the_seeds_that_it_would_take() -> None:
+    files, coordinator = run(8, noise=0.5)
+    decision = coordinator.strategy.decision(coordinator.trials())
+    assert decision.status == "undecided" and decision.chosen_r is None
+    assert len({t.seed for t in files.trials.values() if t.purpose == "decide"}) == 3
+    assert "would need" in coordinator.finished
+
+
+def test_a_curve_that_still_rises_at_the_top_says_to_widen_the_ranks() -> None:
+    _, coordinator = run(512, height=1.0)
+    decision = coordinator.strategy.decision(coordinator.trials())
+    assert decision.guess_r == 64 and any("widen r" in note for note in decision.notes)
+
+
+def test_ranks_that_tie_end_at_the_smallest_candidate() -> None:
+    _, coordinator = run(1)
+    decision = coordinator.strategy.decision(coordinator.trials())
+    assert decision.chosen_r == 2
+
+
+@pytest.mark.parametrize("stop_after", [3, 17, 25, 33, 41])
+def test_a_killed_study_ends_as_the_undisturbed_one(stop_after: int) -> None:
+    def undisturbed(files: Files, **how: Any) -> None:
+        drive(make(files, strategy="staged"), loss=loss_with_elbow(8), truncation=curve(8), workers=1, **how)
+
+    whole, broken = Files(), Files()
+    undisturbed(whole)
+    undisturbed(broken, stop_after=stop_after)
+    undisturbed(broken)
+    assert {n: (t.config, t.seed, t.state) for n, t in broken.trials.items()} == {
+        n: (t.config, t.seed, t.state) for n, t in whole.trials.items()
+    }
+
+
+def test_a_single_rank_is_measured_and_compared_with_nothing() -> None:
+    space = {"r": 8, "learning_rate": {"log": [1e-4, 1e-2]}}
+    files, coordinator = run(8, space=space)
+    assert {t.purpose for t in files.trials.values()} == {"search", "decide"}
+    decision = coordinator.strategy.decision(coordinator.trials())
+    assert decision.chosen_r == 8 and "nothing to compare" in decision.why
+
+
+def test_a_top_run_that_diverges_leaves_the_middle_of_the_ladder_as_candidates() -> None:
+    files = Files()
+    coordinator = make(files, strategy="staged")
+    drive(coordinator, loss=lambda c, s, f: float("nan") if c.r == 64 else loss_at(c, s, f), truncation=curve(8))
+    assert coordinator.strategy.candidates(coordinator.trials()) == [4, 8, 16, 64]
+    decision = coordinator.strategy.decision(coordinator.trials())
+    assert decision.chosen_r in (4, 8, 16)
+
+
+@pytest.mark.parametrize(("ladder", "middle"), [((2, 4, 8, 16, 32, 64), 16), ((8, 16), 8), ((64,), 64), ((2, 4), 2)])
+def test_the_middle_rank_is_nearest_to_16_and_below_the_top(ladder: tuple[int, ...], middle: int) -> None:
+    assert middle_rank(ladder) == middle
