@@ -11,7 +11,7 @@ from typing import Any
 from ranksearch.config import TrialConfig
 from ranksearch.decision import decide, looks
 from ranksearch.lora import ModelFacts, ModuleFacts
-from ranksearch.records import Cost, RungReport, StudyRecord, TestResult, TrialRecord
+from ranksearch.records import Cost, RungReport, StudyRecord, TestResult, TrialRecord, TruncationPoint
 
 RANKS = (2, 4, 8, 16, 32, 64)
 RUNGS = (45, 130)
@@ -171,6 +171,7 @@ def study(trials: Sequence[TrialRecord] = (), **changes: Any) -> StudyRecord:
             "budget": {"trials": 16, "min_steps": 45, "max_steps": 130, "reduction_factor": 3},
             "seeds": 3,
             "max_seeds": 12,
+            "resources": {"cpus_per_trial": 1, "gpus_per_trial": 0, "max_concurrent": None},
         },
         "fingerprint": "abcdef0123456789",
         "versions": {"ranksearch": "0.1.0", "torch": "2.13.0", "python": "3.11.9"},
@@ -200,19 +201,51 @@ def study(trials: Sequence[TrialRecord] = (), **changes: Any) -> StudyRecord:
         },
         "plan": {"rungs": list(RUNGS), "notes": []},
         "state": "RUNNING",
-        "sessions": ({"began": BEGAN.isoformat(), "seconds": 262.0, "workers": 2, "hardware": "2 CPUs"},),
+        "sessions": (
+            {
+                "began_at": BEGAN.isoformat(),
+                "seconds": 320.0,
+                "cluster": {"nodes": 1, "cpus": 2.0, "gpus": 0, "local": True},
+                "stopped": "every finalist has its seeds",
+            },
+        ),
     }
     return StudyRecord(**(fields | changes))
 
 
-def decided(number: int = 16, **changes: Any) -> tuple[StudyRecord, list[TrialRecord]]:
+def staged_trials(first: int) -> list[TrialRecord]:
+    """A reference run with its truncation curve, and the variants of two candidate ranks."""
+    base = {"lora_alpha": 32, "head_lr_ratio": 5, "warmup_steps": 10}
+    top = TrialConfig(r=64, learning_rate=1.1e-3, **base)
+    whole = loss_at(top, 0, RUNGS[-1])
+    cut = [
+        TruncationPoint(
+            kind=kind,
+            r=r,
+            metrics={"eval/nll": whole + (0.6 if kind == "uniform" else 0.4) / r**2},
+            trainable_parameters=297_000 + 42_000 * r,
+        )
+        for kind in ("uniform", "pattern")
+        for r in RANKS[:-1]
+    ]
+    made = [trial(first, top, purpose="reference", stage="truncate", steps=RUNGS[-1:], truncation=tuple(cut))]
+    for r in (4, 8):
+        for rate in (1.1e-3, 3.3e-3):
+            number = first + len(made)
+            made.append(trial(number, TrialConfig(r=r, learning_rate=rate, **base), purpose="select"))
+    return made
+
+
+def decided(number: int = 16, *, tolerance: float = 0.03, **changes: Any) -> tuple[StudyRecord, list[TrialRecord]]:
     """A study that ended with a decision, and its trials."""
     trials = search_trials(number)
     trials += decide_trials(len(trials))
-    found = decision(trials)
-    chosen = next(t for t in trials if t.purpose == "decide" and t.config.r == (found["chosen_r"] or found["guess_r"]))
+    found = decision(trials, tolerance)
+    answer = found["chosen_r"] or found["guess_r"]
+    chosen = next(t for t in trials if t.purpose == "decide" and t.config.r == answer)
     recommended = chosen.config.plain() | {"max_steps": 130, "precision": "bf16"}
     recommended["target_modules"] = ["query", "key", "value", "dense"]
+    del recommended["method_parameters"]
     fields = {
         "state": "DONE",
         "decision": found,

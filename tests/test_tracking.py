@@ -401,7 +401,6 @@ def test_the_next_driver_sends_only_what_is_new(desk: Desk) -> None:
     assert not (desk.spool / "trial-00000.json").exists()
     finished = make_trial(1)
     tracker.publish_trial(finished)
-    assert (desk.spool / "trial-00001.json").exists()
     assert tracker.close() == 0
     runs = desk.runs()
     assert {key: run.info.run_id for key, run in runs.items()} == before
@@ -677,6 +676,26 @@ def test_a_server_that_never_answers_is_given_up_at_the_end(tmp_path: Path, monk
         assert tracker.close() == 2
     assert "cannot be reached (no answer in time)" in desk.told[0]
     assert len(desk.told) == 2
+
+
+@pytest.mark.parametrize("name", ["a b", "a#b", "é"])
+def test_a_home_may_have_an_odd_name(tmp_path: Path, migrated: Path, name: str) -> None:
+    desk = Desk(tmp_path / name)
+    shutil.copy(migrated, desk.home / "mlflow.db")
+    (desk.home / "table.csv").write_text("r,loss\n")
+    tracker = desk.tracker()
+    tracker.attach(desk.home / "table.csv")
+    assert tracker.close() == 0
+    run = desk.runs()["study"]
+    assert (desk.home / "mlartifacts" / run.info.run_id / "artifacts" / "table.csv").exists()
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b"])
+def test_a_home_that_mlflow_would_misread_is_told_and_nothing_is_written_elsewhere(tmp_path: Path, name: str) -> None:
+    desk = Desk(tmp_path / name)
+    assert desk.tracker().close() == 1
+    assert "RANKSEARCH_HOME" in desk.told[0]
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 def test_the_environment_is_left_as_it_was(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,8 +178,9 @@ def test_train_loss_is_the_mean_since_the_last_call(bench: Workbench) -> None:
         assert run.advance(4)["train/loss"] == pytest.approx(sum(single) / 4, rel=1e-6)
 
 
-def test_rates_that_blow_up_are_an_outcome_with_a_reason_and_no_crash(bench: Workbench) -> None:
-    config = make_config(learning_rate=1e12, warmup_steps=0)
+@pytest.mark.parametrize("rate", [1e6, 1e12])
+def test_rates_that_blow_up_are_an_outcome_with_a_reason_and_no_crash(rate: float, bench: Workbench) -> None:
+    config = make_config(learning_rate=rate, warmup_steps=0)
     outcome = train(bench, config, lambda *_: "continue", seed=0, max_steps=6, rungs=(2, 4))
     assert outcome.state == "diverged" and outcome.reason and "diverged at step" in outcome.reason
     assert trained(bench)  # the workbench is still good

@@ -144,6 +144,11 @@ def test_an_encoder_decoder_is_refused_by_name(tmp_path: Path) -> None:
         inspect_model(ModelSource(str(tmp_path)), "classification", 3)
 
 
+def test_an_encoder_is_refused_for_generation(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="must be a decoder.*got bert"):
+        inspect_model(save_model(tmp_path), "generation", 0)
+
+
 def test_a_folder_that_is_missing_or_empty_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         inspect_model(ModelSource("./nowhere"), "classification", 3)

@@ -6,6 +6,7 @@ Knows Vega-Lite specs only; needs no browser and no network.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import vl_convert
@@ -31,6 +32,7 @@ def render(
     return png, svg
 
 
+@cache
 def javascript() -> str:
     """Vega, Vega-Lite and vega-embed in one script that sets `vegaEmbed`."""
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")

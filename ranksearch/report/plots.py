@@ -286,16 +286,18 @@ def rates(material: Material) -> Plot:
             ],
         )
     )
-    layers = [
-        base.transform_filter("datum.outcome !== 'complete'").mark_point(
-            size=70,
-            strokeWidth=1.6,
-            color="var(--faint)",
-            opacity=1,
-            strokeOpacity=crowded(len(searched)),
-            aria=len(searched) <= FEW,
+    layers = []
+    if ends != {"complete"}:
+        layers.append(
+            base.transform_filter("datum.outcome !== 'complete'").mark_point(
+                size=70,
+                strokeWidth=1.6,
+                color="var(--faint)",
+                opacity=1,
+                strokeOpacity=crowded(len(searched)),
+                aria=len(searched) <= FEW,
+            )
         )
-    ]
     if values:
         ramp = RAMP if material.minimize else RAMP[::-1]
         layers.append(

@@ -33,6 +33,8 @@ _ENVIRONMENT = {
     # Records are the state: Tune's own checkpoints and loggers would only cost time.
     "TUNE_GLOBAL_CHECKPOINT_S": "86400",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
+    # How many trials may wait for their worker at once; how many there are is the searcher's business.
+    "TUNE_MAX_PENDING_TRIALS_PG": "64",
     "TUNE_WARN_THRESHOLD_S": "30",
     "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
@@ -226,7 +228,11 @@ def _fit(
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
             run_config=tune.RunConfig(
-                name="study", storage_path=staging, verbose=0, failure_config=tune.FailureConfig(max_failures=0)
+                name="study",
+                storage_path=staging,
+                verbose=0,
+                failure_config=tune.FailureConfig(max_failures=0),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             ),
         ).fit()
     finally:

@@ -104,6 +104,7 @@ class Server:
         self._study_id = study_id
         self._home = home.resolve()
         self._ours = uri is None
+        self._remote = self.uri.startswith(("http:", "https:"))
         self._client: Any = None
 
     def connect(self) -> dict[str, Found]:
@@ -203,6 +204,12 @@ class Server:
                 self._client.log_artifact(run_id, str(path), folder or None)
 
     def _open(self) -> Any:
+        if not self._remote and set(str(self._home)) & set("?%"):
+            # MLflow reads them as parts of a URI, and would write into another folder.
+            raise TrackingError(
+                f"MLflow can't keep files under {self._home}, whose path has a `?` or `%`. Set RANKSEARCH_HOME to "
+                "another folder, or tracking.uri to a server."
+            )
         from mlflow.tracking import MlflowClient
         from mlflow.utils.file_utils import ExclusiveFileLock
 
@@ -221,7 +228,7 @@ class Server:
         found = self._client.get_experiment_by_name(self._experiment)
         if found is None:
             # A server has its own place for artifacts. Without one they would go to ./mlruns of the working folder.
-            place = None if self.uri.startswith("http") else (self._home / "mlartifacts").as_uri()
+            place = None if self._remote else (self._home / "mlartifacts").as_uri()
             try:
                 return str(self._client.create_experiment(self._experiment, artifact_location=place))
             except Exception:

@@ -80,13 +80,14 @@ def load_cursor(path: Path, uri: str, experiment: str, notify: Callable[[str], N
         why = error.strerror if isinstance(error, OSError) else "it is torn"
         notify(f"{path} can't be read ({why}); it is made again from the runs that MLflow has.")
         return empty
-    if (cursor.uri, cursor.experiment) != (uri, experiment):
+    if (cursor.uri, cursor.experiment) == (uri, experiment):
+        return cursor
+    if cursor.runs:
         notify(
             f"This study was tracked in experiment {cursor.experiment!r} at {cursor.uri}; from now on it is in "
             f"{experiment!r} at {uri}, where all its runs are made anew."
         )
-        return empty
-    return cursor
+    return empty
 
 
 def attachment_key(item: Attachment) -> str:

@@ -7,7 +7,6 @@ nothing of rungs or of who decides how far to train.
 from __future__ import annotations
 
 import copy
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,6 +37,8 @@ __all__ = ["AdapterRun"]
 _CLIP = 1.0
 _CHECK_EVERY = {"cpu": 1, "cuda": 16}
 """Steps between two looks at the loss: on a GPU a look waits for the device."""
+_HOPELESS = 1e4
+"""Nats from which on a loss counts as diverged: weights that give such logits don't come back within a run."""
 
 
 class AdapterRun:
@@ -117,7 +118,10 @@ class AdapterRun:
 
     @property
     def cost(self) -> Cost:
-        """What the run has used so far; loading the workbench is not in it."""
+        """What the run has used so far; loading the workbench is not in it.
+
+        The peak of memory is the process's, or the device's, since the newest run on it began.
+        """
         return self._cost.model_copy(update={"peak_memory_mb": peak_memory_mb(self._device)})
 
     def cost_metrics(self) -> dict[str, float]:
@@ -137,7 +141,7 @@ class AdapterRun:
             where there were none.
 
         Raises:
-            Diverged: When the loss is no number any more. The run is of no use then.
+            Diverged: When the loss is no number any more, or hopeless. The run is of no use then.
             OutOfMemory: When a step doesn't fit.
         """
         began = time.perf_counter()
@@ -239,9 +243,9 @@ class AdapterRun:
         self._add(steps=1, samples=len(rows), tokens=int(part.lengths[rows].sum()))
 
     def _check_loss(self) -> None:
-        total = float(self._since.loss)
-        if not math.isfinite(total):
-            raise Diverged(self.step, f"the training loss is {total}")
+        mean = float(self._since.loss) / max(1, self._since.steps)
+        if not mean <= _HOPELESS:
+            raise Diverged(self.step, f"the training loss is {mean:.4g} nats")
 
     def _add(self, **used: float) -> None:
         self._cost = self._cost.model_copy(update={name: getattr(self._cost, name) + n for name, n in used.items()})

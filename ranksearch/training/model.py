@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants as hub
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
 from ranksearch.errors import DataError, Fault
 from ranksearch.lora import ModelFacts
@@ -26,6 +32,7 @@ from ranksearch.training.quiet import quiet_loading
 __all__ = ["Loaded", "ModelSource", "inspect_model", "load_model"]
 
 _NO_PICKLE = "the weights must be in safetensors files: a pickle can run code when it is opened"
+_ENCODERS: Any = AutoModelForMaskedLM._model_mapping
 _CLASSES = {"classification": AutoModelForSequenceClassification, "generation": AutoModelForCausalLM}
 
 
@@ -161,6 +168,9 @@ def _config(source: ModelSource, task: str, num_labels: int) -> Any:
     if type(config) not in known and not (own_class and source.trust_remote_code):
         rule = f"the model's family must have a class for {task} in transformers"
         raise DataError(Fault(rule, str(config.model_type), source.label, "Take a model of another family."))
+    if task == "generation" and type(config) in _ENCODERS and not getattr(config, "is_decoder", False):
+        rule = "a model for generation must be a decoder: an encoder reads the words that it should predict"
+        raise DataError(Fault(rule, str(config.model_type), source.label, "Take a decoder such as Llama."))
     config.use_cache = False
     return config
 

@@ -6,7 +6,6 @@ Nothing changes it afterwards. A run works on a skeleton: modules of its own aro
 from __future__ import annotations
 
 import copy
-import functools
 import time
 
 from transformers import PreTrainedModel
@@ -86,7 +85,6 @@ class Workbench:
             model.activation_checkpointing_enable()
         return model
 
-    @functools.lru_cache(maxsize=64)  # noqa: B019  a workbench lives as long as its process
     def targets(self, target_modules: str | tuple[str, ...]) -> Targets:
         """The layers that a choice of target modules means.
 

@@ -61,9 +61,7 @@ def measure(bench: Workbench, peaks: dict[str, float]) -> None:
     rate = flops(bench, int(padded)) * STEPS / cpu / 1e9
     shares = ", ".join(f"{rate / value:.0%} of the {name} peak" for name, value in peaks.items())
     print(f"{bench.precision}: {STEPS / cpu:.2f} steps per CPU second, {STEPS / wall:.2f} per second of the clock")
-    print(
-        f"      {padded:.0f} tokens a step, {padded / real - 1:.0%} of them padding on top; {rate:.0f} GFLOP/s = {shares}"
-    )
+    print(f"      {padded:.0f} tokens a step, {padded - real:.0f} of them padding; {rate:.0f} GFLOP/s: {shares}")
     wall, cpu = timed(lambda: [run.evaluate("eval") for _ in range(EVALUATIONS)])
     rows = EVALUATIONS * len(bench.parts["eval"])
     print(f"      evaluation: {rows / cpu:.0f} rows per CPU second, {rows / wall:.0f} per second of the clock")
