@@ -54,6 +54,8 @@ def write_atomic(path: Path, data: bytes | str) -> None:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+                # mkstemp makes files private; a record is as readable as any other file that its user makes.
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
             os.replace(temporary, path)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -61,6 +63,12 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             raise
     except OSError as error:
         raise _machine_fault(path, error) from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _machine_fault(path: Path, error: OSError) -> StoreError:

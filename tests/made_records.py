@@ -206,6 +206,7 @@ def study(trials: Sequence[TrialRecord] = (), **changes: Any) -> StudyRecord:
                 "began_at": BEGAN.isoformat(),
                 "seconds": 320.0,
                 "cluster": {"nodes": 1, "cpus": 2.0, "gpus": 0, "local": True},
+                "workers": 2,
                 "stopped": "every finalist has its seeds",
             },
         ),

@@ -201,7 +201,7 @@ def test_costs_are_sums_over_all_trials_whatever_became_of_them() -> None:
 def test_overhead_compares_wall_time_with_busy_workers() -> None:
     cost = Cost(steps=130, train_seconds=90, eval_seconds=10, setup_seconds=500)
     trials = [trial(n, config(), cost=cost) for n in range(4)]
-    session = {"began_at": BEGAN.isoformat(), "seconds": 250.0, "cluster": {"cpus": 2.0, "gpus": 0.0}}
+    session = {"began_at": BEGAN.isoformat(), "seconds": 250.0, "workers": 2}
     found = overhead(study(trials, sessions=(session,)), trials)
     assert found is not None
     assert (found.busy_seconds, found.workers, found.wall_seconds) == (400, 2, 250)
@@ -210,7 +210,7 @@ def test_overhead_compares_wall_time_with_busy_workers() -> None:
 
 def test_overhead_is_not_known_when_a_driver_left_no_session() -> None:
     late = (BEGAN + timedelta(hours=1)).isoformat()
-    session = {"began_at": late, "seconds": 50.0, "cluster": {"cpus": 2.0, "gpus": 0.0}}
+    session = {"began_at": late, "seconds": 50.0, "workers": 2}
     trials = [trial(0, config())]
     assert overhead(study(trials, sessions=(session,)), trials) is None
     assert overhead(study(trials, sessions=()), trials) is None

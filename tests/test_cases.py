@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -163,6 +164,32 @@ def test_a_spec_with_many_faults_is_told_all_of_them_at_once(run: Run) -> None:
     # `staged` is the one strategy of the design that is still to come, and is said not to be there.
     others = [f for f in faults if not any(place in f for place in places)]
     assert all("`strategy`" in f for f in others)
+
+
+def test_completions_that_truncation_would_eat_are_counted(run: Run) -> None:
+    """huggingface/trl#6668."""
+    ran = run("completion-cut-off", "check", "spec.yaml", "--json")
+    assert ran.code == 0, ran.err
+    assert "7 of 20" in ran.err and "4 of 10" in ran.err
+    assert _total(ran.json["data"], "test") == 6
+
+
+def test_chat_turns_that_are_no_plain_text_are_named(run: Run) -> None:
+    """axolotl-ai-cloud/axolotl#3917."""
+    ran = run("messages-null-content-tools", "check", "spec.yaml")
+    assert ran.code == 2
+    for line in (4, 9, 13, 6):
+        assert re.search(rf"\b{line}\b", ran.err), line
+    assert "train.jsonl" in ran.err
+    named = {int(n) for lines in re.findall(r"lines? ([\d, and]+)", ran.err) for n in re.findall(r"\d+", lines)}
+    assert named <= {4, 6, 9, 13, 15}
+
+
+def test_a_pattern_that_reaches_a_tied_head_is_refused_by_name(run: Run) -> None:
+    """huggingface/peft#2018."""
+    ran = run("regex-hits-tied-head", "check", "spec.yaml")
+    assert ran.code == 2
+    assert "lm_head" in ran.err and "tie" in ran.err and ".*(q_proj|v_proj|head)" in ran.err
 
 
 @pytest.mark.slow

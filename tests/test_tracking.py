@@ -648,13 +648,16 @@ def test_a_replay_looks_at_what_the_store_really_has(desk: Desk, migrated: Path)
     runs = desk.runs()
     with contextlib.closing(sqlite3.connect(desk.home / "other.db")) as store, store:
         for table in ("metrics", "latest_metrics", "params", "tags", "runs"):
-            store.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (runs["1"].info.run_id,))
+            lost = [(runs[key].info.run_id,) for key in ("study", "1")]
+            store.executemany(f"DELETE FROM {table} WHERE run_uuid = ?", lost)
     place = desk.replay(*trials)
-    assert place["parent_run_id"] == runs["study"].info.run_id
     again = desk.runs()
     assert again["0"].info.run_id == runs["0"].info.run_id
+    assert again["study"].info.run_id == place["parent_run_id"] != runs["study"].info.run_id
     for trial in trials:
-        desk.equals(again[str(trial.number)], trial)
+        run = again[str(trial.number)]
+        desk.equals(run, trial)
+        assert run.data.tags["mlflow.parentRunId"] == place["parent_run_id"]
 
 
 def test_a_study_that_goes_on_runs_again_although_its_cursor_is_lost(desk: Desk) -> None:

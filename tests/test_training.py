@@ -195,6 +195,18 @@ def test_a_run_whose_weights_are_no_numbers_raises_and_measures_nan(bench: Workb
             run.advance(1)
 
 
+def test_numbers_that_only_the_evaluation_lacks_are_reported_and_end_the_run(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = {}
+    nothing = {"nll": math.nan, "accuracy": math.nan}
+    monkeypatch.setattr("ranksearch.training.adapter_run.evaluate", lambda *_: nothing)
+    report = lambda step, metrics: seen.update({step: metrics}) or "continue"  # noqa: E731
+    outcome = train(bench, make_config(), report, seed=0, max_steps=4, rungs=(2,))
+    assert (outcome.state, list(seen)) == ("diverged", [2])
+    assert math.isnan(seen[2]["eval/nll"]) and math.isfinite(seen[2]["train/loss"])
+
+
 def test_accumulation_takes_the_step_of_the_whole_batch(tmp_path: Path) -> None:
     whole = make_workbench(tmp_path, dropout=0.0)
     parts = make_workbench(tmp_path, dropout=0.0, gradient_accumulation=3)

@@ -5,10 +5,9 @@ Knows the records only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from ranksearch.plan import fraction_of_grid
 from ranksearch.records import StudyRecord, TrialRecord
@@ -85,7 +84,7 @@ def overhead(study: StudyRecord, trials: Sequence[TrialRecord]) -> Overhead | No
     wall, capacity = 0.0, 0.0
     spans = []
     for session in study.sessions:
-        seconds, workers = session.get("seconds"), _workers(study, session)
+        seconds, workers = session.get("seconds"), session.get("workers")
         if seconds is None or workers is None or "began_at" not in session:
             return None
         wall += seconds
@@ -99,14 +98,3 @@ def overhead(study: StudyRecord, trials: Sequence[TrialRecord]) -> Overhead | No
         return None
     busy = sum(trial.cost.train_seconds + trial.cost.eval_seconds for trial in trials)
     return Overhead(busy_seconds=busy, workers=capacity / wall, wall_seconds=wall)
-
-
-def _workers(study: StudyRecord, session: Mapping[str, Any]) -> int | None:
-    """Trials that had room at once in a session; None when it doesn't tell its cluster."""
-    cluster, asked = session.get("cluster"), study.spec.get("resources")
-    if not cluster or not asked:
-        return None
-    room = int(cluster["cpus"] / asked["cpus_per_trial"] + 1e-9)
-    if asked["gpus_per_trial"]:
-        room = min(room, int(cluster["gpus"] / asked["gpus_per_trial"] + 1e-9))
-    return max(1, min(room, asked.get("max_concurrent") or room))

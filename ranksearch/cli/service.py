@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ranksearch.cli.common import say
+from ranksearch.errors import Fault, SpecError
 
 __all__ = ["sync", "ui"]
 
@@ -44,6 +45,11 @@ def sync(study: str, tracking_uri: str | None) -> None:
     folder = Store(home).open(study)
     record = folder.study()
     tracking = record.spec["tracking"]
+    if tracking_uri is None and "***" in (tracking["uri"] or ""):
+        place, remedy = f"study {study}", "Give it whole with --tracking-uri."
+        raise SpecError(
+            Fault("the tracking URI must be whole: records keep no password", tracking["uri"], place, remedy)
+        )
     with folder.lease():
         sent = replay(
             folder.path,

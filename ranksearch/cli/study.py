@@ -11,7 +11,7 @@ from ranksearch.cli.common import json_option, say, stdout_for_json, told
 from ranksearch.errors import Fault, InputError, RankSearchError, SpecError
 
 if TYPE_CHECKING:
-    from ranksearch.records import StudyRecord
+    from ranksearch.records import StudyRecord, TrialRecord
     from ranksearch.search.check import Checked
 
 __all__ = ["check", "plan", "search"]
@@ -179,7 +179,10 @@ def _refuse_name(name: str, store: Any, resume: bool) -> None:
 
 def _answer(record: StudyRecord) -> str:
     """The answer in a few lines."""
+    from ranksearch.analysis import overhead
+
     lines = []
+    trials = _trials(record)
     result = record.result or {}
     decision, recommended, test = result.get("decision"), result.get("recommended"), result.get("test")
     if recommended is not None:
@@ -197,16 +200,24 @@ def _answer(record: StudyRecord) -> str:
     if cost:
         counts = ", ".join(f"{n} {state}" for state, n in result["trials"].items() if n)
         lines.append(f"{counts}; {cost['steps']} steps, {100 * cost['fraction_of_grid']:.1f} % of the exhaustive grid")
-    lines += record.sessions[-1].get("told", []) if record.sessions else []
+    if (over := overhead(record, trials)) is not None and over.ratio is not None:
+        lines.append(
+            f"{over.wall_seconds:.0f} s; training and evaluation took {over.ideal_seconds:.0f} s on {over.workers:.0f} "
+            f"workers: {over.ratio:.2f} x"
+        )
     lines.append(f"Report: {result.get('artifacts')}/report/report.html")
     return "\n".join(lines)
 
 
-def _why_failed(record: StudyRecord) -> str:
-    """One message for a study that ended without an answer."""
+def _trials(record: StudyRecord) -> list[TrialRecord]:
     from ranksearch.store import StudyFolder
 
-    trials = StudyFolder(Path(str((record.result or {})["artifacts"]))).trials()
+    return StudyFolder(Path(str((record.result or {})["artifacts"]))).trials()
+
+
+def _why_failed(record: StudyRecord) -> str:
+    """One message for a study that ended without an answer."""
+    trials = _trials(record)
     reasons: dict[str, int] = {}
     for trial in trials:
         if trial.reason:

@@ -28,13 +28,15 @@ __all__ = ["render_page"]
 Row = tuple[str, Any]
 
 _FIRST = ("number", "state", "purpose", "seed")
+_LAST = ("fidelity", "trainable_parameters", "steps", "train_seconds", "reason")
+
 _TO = {
     "search": "search",
     "reference": "be truncated",
     "select": "choose finalists",
     "decide": "decide between them",
 }
-_LAST = ("fidelity", "trainable_parameters", "steps", "train_seconds", "reason")
+"""What the trials of a purpose were for."""
 
 
 def render_page(material: Material, drawn: Sequence[Plot]) -> str:

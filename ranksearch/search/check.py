@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ranksearch.data import Prepared, check_data, load_tokenizer
-from ranksearch.errors import Fault, InputError, RankSearchError
+from ranksearch.errors import Fault, InputError, PlanError, RankSearchError
 from ranksearch.lora import ModelFacts, ModuleFacts
 from ranksearch.plan import make_plan
 from ranksearch.search.setup import StudySetup, make_question, spec_as_data
@@ -50,6 +50,16 @@ class Checked:
         spec = self.examined.spec
         if self.faults or spec is None or self.prepared is None or self.model is None:
             raise InputError(self.faults)
+        if spec.task == "generation":
+            # Its data and model are checked already; a search would only find out later.
+            raise PlanError(
+                Fault(
+                    "`task` must be classification to be searched",
+                    spec.task,
+                    "task",
+                    "Generation can only be checked yet.",
+                )
+            )
         plan = make_plan(
             spec,
             self.model,

@@ -24,6 +24,7 @@ from ranksearch.search.conclude import recommend_config, recommended_json, trial
 from ranksearch.search.coordinator import Coordinator, Limits
 from ranksearch.search.setup import StudySetup
 from ranksearch.search.worker import WorkerSetup
+from ranksearch.spec import ResourcesSpec
 from ranksearch.store import StudyFolder
 from ranksearch.strategies import Question, make_strategy
 
@@ -108,7 +109,7 @@ def run_study(
             metric=question.metric,
             direction=question.direction,
             seed=spec.seed,
-            parallel=cluster.capacity(spec.resources.cpus_per_trial, spec.resources.gpus_per_trial),
+            parallel=cluster.workers(spec.resources),
         )
         used = sum(s.get("seconds", 0.0) for s in study.sessions)
         hours = spec.budget.max_hours
@@ -133,13 +134,16 @@ def run_study(
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "cluster": cluster.describe(),
+            "workers": cluster.workers(spec.resources),
         }
+        earlier = study.sessions
+        study = put(study.model_copy(update={"sessions": (*earlier, session)}))
         worker = WorkerSetup.of(setup, folder.path)
 
         def end(update: dict[str, Any], stopped: str | None) -> StudyRecord:
             seconds = round(time.monotonic() - began, 1)
             closed = session | {"seconds": seconds, "ended_at": datetime.now(UTC).isoformat(), "stopped": stopped}
-            return put(study.model_copy(update={"sessions": (*study.sessions, closed)} | update))
+            return put(study.model_copy(update={"sessions": (*earlier, closed)} | update))
 
         try:
             interrupted = _fit(
@@ -185,9 +189,7 @@ def _fit(
     searcher = StudySearcher(
         coordinator,
         job_of,
-        lambda: min(
-            cluster.capacity(resources.cpus_per_trial, resources.gpus_per_trial), resources.max_concurrent or 10**9
-        ),
+        lambda: cluster.workers(resources),
     )
     memory_is_tight = cluster.memory_could_run_out(setup.plan.memory_mb_per_trial)
     scheduler = StudyScheduler(
@@ -291,21 +293,21 @@ class _Cluster:
     def __init__(self, address: str | None) -> None:
         self.address = address
 
-    def capacity(self, cpus: float, gpus: float) -> int:
-        """Trials that have room at once, by what the nodes hold now."""
+    def workers(self, resources: ResourcesSpec) -> int:
+        """Trials that run at once, by what the nodes hold now and the spec's own bound."""
         import ray
 
+        cpus, gpus = resources.cpus_per_trial, resources.gpus_per_trial
         room = 0
         for node in ray.nodes():
             if node["Alive"]:
                 held = node["Resources"]
                 fits = int(held.get("CPU", 0) / cpus + 1e-9)
                 if gpus:
-                    by_gpu = held.get("GPU", 0) / gpus
-                    # A trial with a whole number of GPUs can't use parts of several.
-                    fits = min(fits, int(by_gpu + 1e-9))
+                    fits = min(fits, int(held.get("GPU", 0) / gpus + 1e-9))
                 room += fits
-        return max(1, room)
+        # Never none: a cluster that scales up begins by being asked.
+        return min(max(1, room), resources.max_concurrent or max(1, room))
 
     def memory_could_run_out(self, per_trial_mb: float) -> bool:
         """Whether trials at their estimated peak could fill a node, so that a killed worker may mean just that."""

@@ -24,6 +24,7 @@ from ranksearch.plan import Budget, Plan, make_budget
 from ranksearch.records import StudyRecord
 from ranksearch.spec import RelativeTolerance, Spec
 from ranksearch.strategies import Question
+from ranksearch.tracking import redact
 
 __all__ = ["StudySetup", "begin_study", "resume_study"]
 
@@ -99,6 +100,9 @@ def spec_as_data(spec: Spec) -> dict[str, Any]:
     """The spec, resolved, as a record keeps it: every default filled in."""
     out: dict[str, Any] = json.loads(spec.model_dump_json())
     out["space"] = spec.parameters.plain()
+    if out["tracking"]["uri"] is not None:
+        # A record is no place for a password; who sends it on later gives the URI again.
+        out["tracking"]["uri"] = redact(out["tracking"]["uri"])
     return out
 
 
@@ -115,7 +119,7 @@ def begin_study(setup: StudySetup) -> StudyRecord:
         versions={"ranksearch": __version__, "python": platform.python_version(), "platform": platform.platform()}
         | versions,
         model=setup.model,
-        data=setup.prepared.facts,
+        data=setup.prepared.facts | {"notes": list(setup.prepared.notes)},
         plan=setup.plan.model_dump(mode="json"),
     )
 

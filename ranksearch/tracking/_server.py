@@ -137,16 +137,15 @@ class Server:
             self._open_experiment()
             return run_id is not None and self._client.get_run(run_id).info.lifecycle_stage != "active"
 
-    def create(self, image: RunImage, parent: str | None) -> str:
+    def create(self, image: RunImage) -> str:
         """Makes a run with all its tags; returns its id.
 
         Raises:
             TrackingError: Nothing answers; the run may be there all the same, and `connect` finds it.
             Refused: MLflow won't have it.
         """
-        tags = image.tags if parent is None else image.tags | {"mlflow.parentRunId": parent}
         with self._asked():
-            run = self._client.create_run(self.experiment_id, start_time=image.start, tags=tags, run_name=image.name)
+            run = self._client.create_run(self.experiment_id, image.start, image.tags, image.name)
             return str(run.info.run_id)
 
     def log(self, run_id: str, params: Mapping[str, str], tags: Mapping[str, str], points: Iterable[Point]) -> str:

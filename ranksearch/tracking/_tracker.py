@@ -211,7 +211,7 @@ class Tracker:
             todo = self._todo()
         if STUDY not in self._cursor.runs:
             try:
-                self._begin(STUDY, study_image(self._study), None)
+                self._begin(STUDY, study_image(self._study))
             except Refused as error:
                 raise TrackingError(f"MLflow at {self._server.shown} refused the study's run ({error}).") from error
             self._save()
@@ -257,8 +257,8 @@ class Tracker:
                 f"`ranksearch sync {self._study.name}` makes them again."
             )
 
-    def _begin(self, key: str, image: RunImage, parent: str | None) -> Sent:
-        run_id = self._server.create(image, parent)
+    def _begin(self, key: str, image: RunImage) -> Sent:
+        run_id = self._server.create(image)
         sent = Sent(run_id=run_id, tags=digest(image.tags))
         with self._changed:
             self._cursor.runs[key] = sent
@@ -272,10 +272,10 @@ class Tracker:
             else:
                 self._notify(f"{item.path} is gone, so MLflow gets no copy of it.")
             return
-        image = study_image(item) if isinstance(item, StudyRecord) else trial_image(item, self._study)
+        image = study_image(item) if isinstance(item, StudyRecord) else trial_image(item, self._study, parent)
         if image is None or key in self._deleted:
             return
-        sent = self._cursor.runs.get(key) or self._begin(key, image, parent)
+        sent = self._cursor.runs.get(key) or self._begin(key, image)
         params, tags = digest(image.params), digest(image.tags)
         known = image.points[: sent.points]
         # After a restart from scratch the points differ; those that MLflow has already, it keeps once.

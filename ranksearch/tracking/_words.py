@@ -80,8 +80,14 @@ def digest(value: object) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-def trial_image(trial: TrialRecord, study: StudyRecord) -> RunImage | None:
-    """The run of a trial; None before its first start, because a run's start time can't be set later."""
+def trial_image(trial: TrialRecord, study: StudyRecord, parent: str) -> RunImage | None:
+    """The run of a trial; None before its first start, because a run's start time can't be set later.
+
+    Args:
+        trial: Its record.
+        study: The study's.
+        parent: Id of the study's run.
+    """
     if trial.started_at is None and not trial.finished:
         return None
     config = trial.config.plain()
@@ -101,6 +107,7 @@ def trial_image(trial: TrialRecord, study: StudyRecord) -> RunImage | None:
         "ranksearch.seed": trial.seed,
         "ranksearch.config": trial.config.key,
         "ranksearch.attempts": trial.attempts,
+        "mlflow.parentRunId": parent,
         "mlflow.source.name": "ranksearch",
     }
     told = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -52,8 +53,8 @@ def train(
     Args:
         workbench: Model and data.
         config: The hyperparameters.
-        report: Called after each evaluation with `eval/...`, `train/...` and `cost/...`; its answer at the end
-            changes nothing.
+        report: Called after each evaluation with `eval/...`, `train/...` and `cost/...`, NaN where there was no
+            number; its answer at the end changes nothing.
         seed: Seed of the run.
         max_steps: Optimizer steps of a full run.
         rungs: Steps to evaluate at besides the last.
@@ -66,8 +67,11 @@ def train(
     try:
         run = AdapterRun(workbench, config, seed=seed, max_steps=max_steps, top_rank=top_rank)
         for step in sorted({s for s in rungs if 0 < s < max_steps} | {max_steps}):
-            metrics = {**run.advance(step), **run.evaluate("eval"), **run.cost_metrics()}
-            if report(step, metrics) == "stop" and step < max_steps:
+            measured = run.advance(step) | run.evaluate("eval")
+            answer = report(step, measured | run.cost_metrics())
+            if not all(map(math.isfinite, measured.values())):
+                return Outcome("diverged", f"diverged at step {step}: the model gives no numbers on the eval rows", run)
+            if answer == "stop" and step < max_steps:
                 return Outcome("stopped", None, run)
     except Diverged as error:
         return Outcome("diverged", str(error), run)

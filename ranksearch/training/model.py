@@ -47,7 +47,7 @@ class ModelSource:
     revision: str | None = None
     """Git revision on the hub."""
     dtype: str = "auto"
-    """"auto", "float32", "bfloat16" or "float16": what the weights are held in."""
+    """What the weights are held in: "auto", "float32", "bfloat16" or "float16"."""
     trust_remote_code: bool = False
     """Whether Python code that comes with the model may run."""
 
