@@ -131,6 +131,8 @@ class TrialRecord(_Record):
     """Folder of the trained adapter in PEFT's format, relative to the study's folder."""
     worker: str | None = None
     """Host and process that ran it last."""
+    device: str | None = None
+    """What it was trained on: "cpu" or "cuda"."""
     created_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None

@@ -86,6 +86,7 @@ def update(launch: Launch, rung: int, value: float, **changes: Any) -> Update:
         "metrics": {"eval/nll": value},
         "cost": Cost(steps=steps, samples=steps * launch.record.config.batch_size),
         "worker": "here:1",
+        "device": "cpu",
         "trainable_parameters": 1000 * launch.record.config.r,
         "target_modules": ("query",),
         "done": rung == len(launch.steps) - 1,

@@ -6,44 +6,27 @@ Each folder of `tests/cases` holds one; the module docstring of each test says w
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.studies import Ran, environment, ranksearch
+
 CASES = Path(__file__).parent / "cases"
 
 
-@dataclass
-class Ran:
-    folder: Path
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        value = json.loads(self.out, parse_constant=lambda token: pytest.fail(f"stdout holds {token}"))
-        assert isinstance(value, dict)
-        return value
-
-    @property
-    def text(self) -> str:
-        return self.out + self.err
-
-    def trials(self, study: str) -> list[dict[str, Any]]:
-        folder = self.folder / ".ranksearch" / "studies" / study / "trials"
-        return [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
-
-
 Run = Callable[..., Ran]
+
+
+def trials(ran: Ran, study: str) -> list[dict[str, Any]]:
+    folder = ran.folder / ".ranksearch" / "studies" / study / "trials"
+    return [json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))]
 
 
 @pytest.fixture
@@ -54,16 +37,9 @@ def run(tmp_path: Path) -> Run:
             shutil.copytree(CASES / case, folder)
             if not (folder / "make_model.py").exists():
                 shutil.copy(CASES / "make_model.py", folder)
-            env = os.environ | {"OMP_NUM_THREADS": "1"}
-            subprocess.run([sys.executable, "make_model.py"], cwd=folder, check=True, capture_output=True, env=env)
-        env = {k: v for k, v in os.environ.items() if k != "RANKSEARCH_HOME"} | {"OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-m", "ranksearch", *command],
-            cwd=folder, env=env, stdin=stdin, capture_output=True, text=True, timeout=timeout,
-        )  # fmt: skip
-        ran = Ran(folder, done.returncode, done.stdout, done.stderr)
-        assert "Traceback" not in ran.text, ran.text
-        return ran
+            make = [sys.executable, "make_model.py"]
+            subprocess.run(make, cwd=folder, check=True, capture_output=True, env=environment())
+        return ranksearch(folder, *command, timeout=timeout, stdin=stdin)
 
     return go
 
@@ -201,7 +177,7 @@ def test_a_diverged_trial_is_never_the_best(run: Run) -> None:
     assert result["status"] in ("decided", "undecided")
     assert result["recommended"]["learning_rate"] == 0.005
     assert result["trials"]["PRUNED"] >= 1 and result["trials"]["FAILED"] == 0
-    diverged = [t for t in ran.trials("half-diverges") if t["violation"] == "diverged"]
+    diverged = [t for t in trials(ran, "half-diverges") if t["violation"] == "diverged"]
     assert diverged and all(t["state"] == "PRUNED" and t["config"]["learning_rate"] == 1e12 for t in diverged)
     assert isinstance(result["test"]["nll"], float)
     import mlflow
@@ -226,7 +202,7 @@ def test_a_dead_tracking_server_neither_stops_nor_slows_a_study(run: Run) -> Non
     assert result["mlflow"]["parent_run_id"] is None
     assert ran.err.count("can't be reached") == 1 and "spool" in ran.err and "sync" in ran.err
     assert any((ran.folder / ".ranksearch" / "studies" / "server-down" / "spool").iterdir())
-    assert all(t["state"] in ("COMPLETE", "PRUNED") for t in ran.trials("server-down"))
+    assert all(t["state"] in ("COMPLETE", "PRUNED") for t in trials(ran, "server-down"))
 
 
 @pytest.mark.slow
@@ -234,7 +210,7 @@ def test_a_small_space_is_never_trained_twice(run: Run) -> None:
     """optuna/optuna#2021."""
     ran = run("finite-space-duplicates", "search", "spec.yaml", "--json", timeout=300)
     assert ran.code == 0, ran.err
-    runs = [(json.dumps(t["config"], sort_keys=True), t["seed"]) for t in ran.trials("small-space")]
+    runs = [(json.dumps(t["config"], sort_keys=True), t["seed"]) for t in trials(ran, "small-space")]
     assert len(runs) == len(set(runs)) <= 12
     assert len({config for config, _ in runs}) <= 4
     assert "holds 4 configurations" in ran.err and "24" in ran.err

@@ -78,6 +78,7 @@ class Update(BaseModel):
     metrics: dict[str, float]
     cost: Cost
     worker: str
+    device: str
     trainable_parameters: int
     target_modules: tuple[str, ...]
     done: bool
@@ -192,6 +193,7 @@ class Coordinator:
                     "trainable_parameters": update.trainable_parameters,
                     "target_modules": update.target_modules,
                     "worker": update.worker,
+                    "device": update.device,
                     "adapter": update.adapter,
                     "truncation": update.truncation,
                 }

@@ -55,7 +55,7 @@ def make_workbench(worker: WorkerSetup) -> Workbench:
         source,
         worker.prepared,
         precision=worker.precision,
-        device="cuda" if worker.on_gpu else "cpu",
+        device=None if worker.on_gpu else "cpu",
         gradient_accumulation=worker.gradient_accumulation,
         gradient_checkpointing=worker.gradient_checkpointing,
     )
@@ -93,7 +93,7 @@ class TrialWorker(Trainable):
         try:
             run = self._adapter_run()
             trained = run.advance(at)
-            metrics = {**trained, **run.evaluate("eval")}
+            metrics = {**trained, **run.evaluate("eval"), **run.cost_metrics()}
             if last and self._keep_adapter:
                 adapter = self._save(run)
             if last and self._truncate:
@@ -159,6 +159,7 @@ class TrialWorker(Trainable):
             samples=cost.samples,
             metrics=metrics,
             cost=cost,
+            device=self._workbench.device.type if self._workbench is not None else "none",
             worker=f"{socket.gethostname()}:{os.getpid()}",
             trainable_parameters=run.trainable_parameters if run is not None else 0,
             target_modules=run.target_modules if run is not None else (),

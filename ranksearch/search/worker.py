@@ -50,6 +50,7 @@ class WorkerSetup:
     gradient_accumulation: int
     gradient_checkpointing: bool
     on_gpu: bool
+    """Whether Ray gave the trial GPUs; without them it must not touch those of others."""
     threads: int
     top_rank: int
     """The largest rank of the space: smaller adapters start as its first rows."""

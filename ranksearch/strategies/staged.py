@@ -78,7 +78,11 @@ class StagedStrategy(Strategy):
         if best is None:
             return Done("no configuration completed its training")
         if len(ladder) > 1:
-            move = self._reference(trials, best, ladder) or self._select(trials, best)
+            reference = self._reference(trials, best, ladder)
+            if isinstance(reference, Order):
+                return reference
+            # The top rank is a candidate whatever the curve says: its variants need not wait for it.
+            move = self._select(trials, best, ladder[-1:] if reference else self.candidates(trials)) or reference
             if move is not None:
                 return move
         return self.decide_next(trials, may_go_on=may_search)
@@ -209,11 +213,11 @@ class StagedStrategy(Strategy):
             return Order("reference", "truncate", why, seed, prune=False, config=config, values=values, truncate=True)
         return None if found.finished else Wait("the top rank's run is under way")
 
-    def _select(self, trials: Sequence[TrialRecord], best: TrialRecord) -> Move | None:
+    def _select(self, trials: Sequence[TrialRecord], best: TrialRecord, candidates: Sequence[int]) -> Move | None:
         """Each candidate rank at a few learning rates around the best one."""
         seed = self.question.seed
         there = {t.config.key for t in trials if t.seed == seed}
-        for r in self.candidates(trials):
+        for r in candidates:
             for values in self._around(best.values, r):
                 config = self.question.space.config(values)
                 if config.key not in there:
