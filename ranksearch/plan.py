@@ -49,10 +49,13 @@ class Budget(BaseModel):
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Fidelities at which a trial is evaluated: min_steps * reduction_factor ** k, and the full budget."""
+        """Fidelities at which a trial is evaluated: min_steps * reduction_factor ** k, and the full budget.
+
+        A rung in the last tenth is left out: stopping there would save less than its evaluation costs.
+        """
         rungs = []
         at = self.min_steps
-        while at < self.max_steps:
+        while at < 0.9 * self.max_steps:
             rungs.append(at)
             at *= self.reduction_factor
         return (*rungs, self.max_steps)

@@ -48,6 +48,7 @@ def plan(study: Spec, **changes: Any) -> Any:
 def test_rungs_grow_by_the_reduction_factor_and_end_at_the_full_budget() -> None:
     assert Budget(min_steps=10, max_steps=90, reduction_factor=3, reference_batch_size=32).rungs == (10, 30, 90)
     assert Budget(min_steps=45, max_steps=130, reduction_factor=3, reference_batch_size=32).rungs == (45, 130)
+    assert Budget(min_steps=43, max_steps=130, reduction_factor=3, reference_batch_size=32).rungs == (43, 130)
     assert Budget(min_steps=60, max_steps=60, reduction_factor=2, reference_batch_size=32).rungs == (60,)
 
 
