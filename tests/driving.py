@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ranksearch.config import TrialConfig
+from ranksearch.coordinator import Coordinator, Launch, Limits, Update
 from ranksearch.plan import Budget
 from ranksearch.records import Cost, TrialRecord, TruncationPoint
 from ranksearch.sampling import Sampler
-from ranksearch.search.coordinator import Coordinator, Launch, Limits, Update
 from ranksearch.space import read_space
 from ranksearch.strategies import Question, make_strategy
 

@@ -9,9 +9,9 @@ from collections import Counter
 import pytest
 from optuna.trial import TrialState
 
+from ranksearch.coordinator import Limits
 from ranksearch.plan import Budget
 from ranksearch.sampling import Sampler
-from ranksearch.search.coordinator import Limits
 from tests.driving import Files, drive, loss_at, make, update
 
 

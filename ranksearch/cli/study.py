@@ -92,6 +92,7 @@ def search(
     with stdout_for_json(as_json) as emit:
         record = _search(spec, overrides, address, resume, quiet)
         emit(record.result)
+    _say_overhead(record)
     if not as_json:
         told(_answer(record))
     if record.result is not None and record.result["status"] == "failed":
@@ -179,10 +180,7 @@ def _refuse_name(name: str, store: Any, resume: bool) -> None:
 
 def _answer(record: StudyRecord) -> str:
     """The answer in a few lines."""
-    from ranksearch.analysis import overhead
-
     lines = []
-    trials = _trials(record)
     result = record.result or {}
     decision, recommended, test = result.get("decision"), result.get("recommended"), result.get("test")
     if recommended is not None:
@@ -200,13 +198,21 @@ def _answer(record: StudyRecord) -> str:
     if cost:
         counts = ", ".join(f"{n} {state}" for state, n in result["trials"].items() if n)
         lines.append(f"{counts}; {cost['steps']} steps, {100 * cost['fraction_of_grid']:.1f} % of the exhaustive grid")
-    if (over := overhead(record, trials)) is not None and over.ratio is not None:
-        lines.append(
-            f"{over.wall_seconds:.0f} s; training and evaluation took {over.ideal_seconds:.0f} s on {over.workers:.0f} "
-            f"workers: {over.ratio:.2f} x"
-        )
     lines.append(f"Report: {result.get('artifacts')}/report/report.html")
     return "\n".join(lines)
+
+
+def _say_overhead(record: StudyRecord) -> None:
+    """Says how much of the wall time was training."""
+    from ranksearch.analysis import overhead
+
+    over = overhead(record, _trials(record))
+    if over is not None and over.ratio is not None:
+        peak = record.sessions[-1].get("driver_peak_memory_mb")
+        say(
+            f"{over.wall_seconds:.0f} s in all; training and evaluation take {over.ideal_seconds:.0f} s on "
+            f"{over.workers:.0f} workers, so {over.ratio:.2f} x. Peak memory of the driver: {peak} MiB."
+        )
 
 
 def _trials(record: StudyRecord) -> list[TrialRecord]:

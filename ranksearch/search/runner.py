@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -17,11 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from ranksearch.coordinator import Coordinator, Limits
 from ranksearch.errors import RankSearchError
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.sampling import Sampler
 from ranksearch.search.conclude import recommend_config, recommended_json, trial_to_test
-from ranksearch.search.coordinator import Coordinator, Limits
 from ranksearch.search.setup import StudySetup
 from ranksearch.search.worker import WorkerSetup
 from ranksearch.spec import ResourcesSpec
@@ -37,6 +38,8 @@ _ENVIRONMENT = {
     # How many trials may wait for their worker at once; how many there are is the searcher's business.
     "TUNE_MAX_PENDING_TRIALS_PG": "64",
     "TUNE_WARN_THRESHOLD_S": "30",
+    # Its handler would take the place of ours.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",
     "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
     "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -48,6 +51,10 @@ _ENVIRONMENT = {
 
 _PATIENCE_SECONDS = 30.0
 """After a signal, how long Ray may take to end before the process leaves without it."""
+
+
+_OBJECT_STORE_BYTES = 200 * 2**20
+"""Tokenised data travels through it once; Ray's default takes a third of the machine's memory."""
 
 
 class Listener(Protocol):
@@ -142,7 +149,13 @@ def run_study(
 
         def end(update: dict[str, Any], stopped: str | None) -> StudyRecord:
             seconds = round(time.monotonic() - began, 1)
-            closed = session | {"seconds": seconds, "ended_at": datetime.now(UTC).isoformat(), "stopped": stopped}
+            closed = session | {
+                "seconds": seconds,
+                "ended_at": datetime.now(UTC).isoformat(),
+                "stopped": stopped,
+                # Linux counts in KiB.
+                "driver_peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+            }
             return put(study.model_copy(update={"sessions": (*earlier, closed)} | update))
 
         try:
@@ -237,6 +250,11 @@ def _fit(
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             ),
         ).fit()
+    except Exception as error:
+        if coordinator.trouble is not None:
+            # Tune wraps what is raised inside of it into a traceback.
+            raise coordinator.trouble from error
+        raise
     finally:
         last_resort.cancel()
         for which, handler in before.items():
@@ -344,9 +362,17 @@ def _cluster(address: str | None) -> Iterator[_Cluster]:
     if ray.is_initialized():
         yield _Cluster(address)
         return
+    # Ray's sockets lie in it, whose paths may not be long: it can't be in the study's folder.
+    own = tempfile.mkdtemp(prefix="ranksearch-ray-") if address is None else None
     try:
-        if address is None:
-            ray.init(address="local", include_dashboard=False, object_store_memory=200 * 2**20, **quiet)
+        if own is not None:
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=own,
+                **quiet,
+            )
         else:
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
@@ -358,3 +384,5 @@ def _cluster(address: str | None) -> Iterator[_Cluster]:
         yield _Cluster(address)
     finally:
         ray.shutdown()
+        if own is not None:
+            shutil.rmtree(own, ignore_errors=True)

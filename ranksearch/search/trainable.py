@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 
 from ranksearch.config import TrialConfig
+from ranksearch.coordinator import Launch, Update
 from ranksearch.records import Cost, TruncationPoint
-from ranksearch.search.coordinator import Launch, Update
 from ranksearch.search.tune import RESULT_KEY
 from ranksearch.search.worker import WorkerSetup, locate_model
 

@@ -13,7 +13,7 @@ from typing import Any
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from ranksearch.search.coordinator import Coordinator, Launch, Update
+from ranksearch.coordinator import Coordinator, Launch, Update
 
 __all__ = ["RESULT_KEY", "StudyScheduler", "StudySearcher"]
 

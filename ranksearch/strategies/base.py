@@ -245,7 +245,7 @@ MOST_FINALISTS = 3
 """Ranks that a joint search's decision compares: its early stopping leaves few ranks with a run to the end."""
 
 
-def choose_finalists(question: Question, trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+def choose_finalists(question: Question, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
     """Three ranks (or all that the space holds) whose runs are worth measuring again, ascending.
 
     The best rank; the smallest one that looks as good as it (within the tolerance); then those that look best. Where
@@ -265,8 +265,10 @@ def choose_finalists(question: Question, trials: Iterable[TrialRecord]) -> list[
         chosen.add(r)
     ladder = question.space.ranks()
     at = ladder.index(top)
+    # A rank that never fitted into memory would not fit now.
+    hopeless = {t.config.r for t in trials if t.purpose == "search" and t.violation == "out_of_memory"} - set(best)
     for r in (*reversed(ladder[:at]), *ladder[at + 1 :]):
-        if len(chosen) < MOST_FINALISTS and r not in chosen:
+        if len(chosen) < MOST_FINALISTS and r not in chosen and r not in hopeless:
             chosen.add(r)
             point = dict(best[top].values) | {"r": r}
             best[r] = best[top].model_copy(update={"values": point, "config": question.space.config(point)})

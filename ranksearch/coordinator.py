@@ -1,7 +1,7 @@
 """The study's brain while it runs: what to start next, what to do with a report, what a failure means.
 
-It turns a strategy's orders into trials and everything that happens to them into records. Knows nothing of Ray, so
-that the same code is driven by Ray Tune, by a test and by a replay.
+It turns a strategy's orders into trials and everything that happens to them into records. Neither of the run side nor
+of the learn side: Ray Tune drives it over real trials, a replay over recorded curves, and it knows of neither.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from ranksearch.errors import RankSearchError
 from ranksearch.plan import Budget, steps_of
 from ranksearch.records import Cost, RungReport, TrialRecord, TruncationPoint
 from ranksearch.sampling import Sampler, SpaceExhausted
@@ -124,6 +125,8 @@ class Coordinator:
         self.limits = limits or Limits()
         self.finished: str | None = None
         """Why nothing more is to be run; None while something is."""
+        self.trouble: RankSearchError | None = None
+        """What ended the study from inside: a record that could not be written."""
         self._files = files
         self._listeners = tuple(listeners)
         self._trials = {t.number: t for t in trials}
@@ -356,7 +359,11 @@ class Coordinator:
 
     def _put(self, trial: TrialRecord) -> None:
         self._trials[trial.number] = trial
-        self._files.write_trial(trial)
+        try:
+            self._files.write_trial(trial)
+        except RankSearchError as error:
+            self.trouble = error
+            raise
         for listener in self._listeners:
             listener(trial)
 
