@@ -13,7 +13,8 @@ The tree::
     │   └── ExportError      a target can't express the configuration
     ├── TrialError           a trial can't be trained; carries its number and configuration
     ├── StoreError           the machine: a folder not writable, a disk full, a study in use
-    └── TrackingError        MLflow can't be used as asked
+    ├── TrackingError        MLflow can't be used as asked
+    └── Diverged, OutOfMemory    a configuration turned out untrainable; raised and caught in `training`
 """
 
 from __future__ import annotations

@@ -48,6 +48,8 @@ class ModelFacts(BaseModel):
     vocab_size: int
     head_modules: tuple[str, ...]
     """Modules that are trained whole (a new classifier, a pooler), by full name."""
+    head_layers: tuple[str, ...] = ()
+    """Linear layers inside of head modules: trained whole, never adapted."""
     head_parameters: int
     modules: tuple[ModuleFacts, ...]
     """Every linear layer that may be adapted: head, pooler and tied output layer are not among them."""

@@ -179,6 +179,8 @@ class StudyRecord(_Record):
     """Hash over what makes results comparable: data, space, model, objective, method, step budget."""
     versions: dict[str, str]
     """Package name -> version, Python and platform included."""
+    precision: str = "auto"
+    """What `precision` came to on the workers' hardware, settled once for the study."""
     model: ModelFacts
     data: dict[str, Any]
     """The data's facts: rows kept and left out, classes, tokens, hash of each split."""

@@ -33,6 +33,7 @@ class Checked:
     prepared: Prepared | None
     model: ModelFacts | None
     targets: Targets
+    precision: str
     faults: tuple[Fault, ...]
     notes: tuple[str, ...]
 
@@ -74,6 +75,7 @@ class Checked:
             model=self.model,
             targets=self.targets,
             plan=plan,
+            precision=self.precision,
             base_dir=self.examined.base_dir,
         )
 
@@ -140,7 +142,8 @@ def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
         targets, more, told = _targets(examined, model)
         faults += more
         notes += told
-    return Checked(examined, prepared, model, targets, tuple(faults), tuple(notes))
+    precision, more = _precision(examined)
+    return Checked(examined, prepared, model, targets, precision, tuple(faults + more), tuple(notes))
 
 
 def plan_text(setup: StudySetup) -> str:
@@ -182,6 +185,21 @@ def _inspect(examined: Examination, located: str, labels: int) -> tuple[ModelFac
         return inspect_model(source, examined.task, labels), []
     except InputError as error:
         return None, list(error.faults) or [_as_fault(error, model)]
+
+
+def _precision(examined: Examination) -> tuple[str, list[Fault]]:
+    """What `precision` comes to. On CPUs it is measured, so it is settled here, once for all workers."""
+    spec = examined.spec
+    if spec is None or spec.resources.gpus_per_trial:
+        return (spec.precision if spec is not None else "auto"), []
+    import torch
+
+    from ranksearch.training import resolve_precision
+
+    try:
+        return resolve_precision(spec.precision, spec.model.dtype, torch.device("cpu")), []
+    except InputError as error:
+        return spec.precision, list(error.faults)
 
 
 def _targets(examined: Examination, model: ModelFacts) -> tuple[Targets, list[Fault], list[str]]:

@@ -51,7 +51,7 @@ def recommended_json(trial: TrialRecord, study: StudyRecord) -> dict[str, Any]:
             "max_steps": trial.max_steps,
             "lr_scheduler_type": "linear",
             "max_grad_norm": 1.0,
-            "precision": study.spec["precision"],
+            "precision": study.precision,
             "gradient_accumulation": study.spec["gradient_accumulation"],
             "gradient_checkpointing": study.spec["gradient_checkpointing"],
             "max_length": study.data["max_length"]["tokens"],

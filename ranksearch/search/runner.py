@@ -145,7 +145,7 @@ def run_study(
         }
         earlier = study.sessions
         study = put(study.model_copy(update={"sessions": (*earlier, session)}))
-        worker = WorkerSetup.of(setup, folder.path)
+        worker = WorkerSetup.of(setup, study, folder.path)
 
         def end(update: dict[str, Any], stopped: str | None) -> StudyRecord:
             seconds = round(time.monotonic() - began, 1)

@@ -41,6 +41,8 @@ class StudySetup:
     targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]]
     """Each choice of target modules -> the layers that it means."""
     plan: Plan
+    precision: str
+    """What the spec's `precision` comes to; "auto" where only the workers' GPUs can tell."""
     base_dir: Path
 
     @property
@@ -118,6 +120,7 @@ def begin_study(setup: StudySetup) -> StudyRecord:
         fingerprint=fingerprint(spec, setup.prepared.facts),
         versions={"ranksearch": __version__, "python": platform.python_version(), "platform": platform.platform()}
         | versions,
+        precision=setup.precision,
         model=setup.model,
         data=setup.prepared.facts | {"notes": list(setup.prepared.notes)},
         plan=setup.plan.model_dump(mode="json"),

@@ -114,12 +114,14 @@ class TrialWorker(Trainable):
         self._keep_adapter: bool = job["keep_adapter"]
         self._truncate: list[int] = job["truncate"]
         self._rung = 0
+        self._loading = 0.0
 
     def _adapter_run(self) -> AdapterRun:
         from ranksearch.training import AdapterRun
 
         if self._workbench is None:
             self._workbench = make_workbench(self._worker)
+            self._loading = self._workbench.load_seconds
         if self._run is None:
             self._run = AdapterRun(
                 self._workbench,
@@ -153,6 +155,8 @@ class TrialWorker(Trainable):
     ) -> dict[str, Any]:
         run = self._run
         cost = run.cost if run is not None else Cost()
+        # The trial that found no workbench pays for it.
+        cost = cost.model_copy(update={"setup_seconds": cost.setup_seconds + self._loading})
         update = Update(
             step=cost.steps,
             fidelity=fidelity,

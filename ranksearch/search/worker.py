@@ -14,6 +14,7 @@ from ranksearch.data import Prepared
 from ranksearch.spec import ModelSpec
 
 if TYPE_CHECKING:
+    from ranksearch.records import StudyRecord
     from ranksearch.search.setup import StudySetup
 
 __all__ = ["WorkerSetup", "locate_model"]
@@ -56,15 +57,15 @@ class WorkerSetup:
     """The largest rank of the space: smaller adapters start as its first rows."""
 
     @classmethod
-    def of(cls, setup: StudySetup, folder: Path) -> WorkerSetup:
-        """The workers' part of a study's setup."""
+    def of(cls, setup: StudySetup, study: StudyRecord, folder: Path) -> WorkerSetup:
+        """The workers' part of a study's setup; what the study settled when it began stays so."""
         spec = setup.spec
         return cls(
             study_folder=str(folder.resolve()),
             model=spec.model,
             base_dir=str(setup.base_dir),
             prepared=setup.prepared,
-            precision=spec.precision,
+            precision=study.precision,
             gradient_accumulation=spec.gradient_accumulation,
             gradient_checkpointing=spec.gradient_checkpointing,
             on_gpu=spec.resources.gpus_per_trial > 0,

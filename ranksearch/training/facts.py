@@ -92,12 +92,14 @@ def model_facts(model: PreTrainedModel, source: str) -> ModelFacts:
     heads = head_modules(model)
     output = model.get_output_embeddings()
     embedding = model.get_input_embeddings()
-    tied, modules = [], []
+    tied, modules, inside = [], [], []
     for name, layer, (inputs, outputs) in _linear(model):
         if layer is output:
             if embedding is not None and layer.weight is embedding.weight:
                 tied.append(name)
-        elif not any(name == head or name.startswith(f"{head}.") for head in heads):
+        elif any(name == head or name.startswith(f"{head}.") for head in heads):
+            inside.append(name)
+        else:
             modules.append(
                 ModuleFacts(
                     name=name, in_features=inputs, out_features=outputs, block=block_of(name), role=role_of(name)
@@ -113,6 +115,7 @@ def model_facts(model: PreTrainedModel, source: str) -> ModelFacts:
         hidden_size=config.hidden_size,
         vocab_size=config.vocab_size,
         head_modules=heads,
+        head_layers=tuple(inside),
         head_parameters=sum(p.numel() for head in heads for p in model.get_submodule(head).parameters()),
         modules=tuple(modules),
         tied_modules=tuple(tied),

@@ -150,11 +150,13 @@ def _pattern(pattern: str, facts: ModelFacts, place: str) -> Targets:
         faults.append(Fault(rule, f"{pattern!r}, names such as {example}", place, _near(pattern, facts)))
     if faults:
         raise SpecError(faults)
-    return Targets(chosen)
+    inside = [n for n in facts.head_layers if n not in facts.head_modules and compiled.fullmatch(n)]
+    return Targets(chosen, _left_out(inside, f"the pattern {pattern!r}"))
 
 
 def _endings(endings: Sequence[str], facts: ModelFacts, place: str) -> Targets:
     faults: list[Fault] = []
+    notes: list[str] = []
     chosen: set[str] = set()
     if not endings:
         rule = "`target_modules` must name at least one layer"
@@ -166,14 +168,21 @@ def _endings(endings: Sequence[str], facts: ModelFacts, place: str) -> Targets:
         if not found and not guarded:
             rule = "each name must be the end of at least one linear layer's name"
             faults.append(Fault(rule, repr(ending), place, _near(ending, facts)))
+        inside = [n for n in facts.head_layers if n not in facts.head_modules and _ends(n, ending)]
+        notes += _left_out(inside, f"the name {ending!r}")
         chosen.update(found)
     if faults:
         raise SpecError(faults)
-    return Targets(tuple(m.name for m in facts.modules if m.name in chosen))
+    return Targets(tuple(m.name for m in facts.modules if m.name in chosen), tuple(notes))
 
 
 def _guarded(facts: ModelFacts) -> tuple[str, ...]:
     return (*facts.tied_modules, *facts.head_modules)
+
+
+def _left_out(names: Sequence[str], by: str) -> tuple[str, ...]:
+    """What to say of layers inside of the head that a choice reaches too: common names such as `dense` do."""
+    return (f"{', '.join(names)}: reached by {by}, but trained whole with the head, so not adapted.",) if names else ()
 
 
 def _untouchable(names: Sequence[str], by: str, facts: ModelFacts, place: str) -> list[Fault]:
