@@ -23,6 +23,7 @@ __all__ = [
     "fraction_of_grid",
     "make_budget",
     "make_plan",
+    "refuse_lack",
     "steps_of",
 ]
 
@@ -118,8 +119,6 @@ class Plan(BaseModel):
     """Estimate of a trial's peak memory at the largest rank and batch."""
     disk_mb: float
     """Estimate of what the study leaves on disk."""
-    concurrent: int | None
-    """Trials at once on the resources handed in; null when they are not known."""
     hours_likely: float | None = None
     """Null until the time of a step was measured."""
     notes: tuple[str, ...] = ()
@@ -147,8 +146,6 @@ def make_plan(
     stages: Sequence[PlannedStage],
     *,
     longest: int,
-    cpus: float | None = None,
-    gpus: float | None = None,
     memory_mb: float | None = None,
 ) -> Plan:
     """Works a study out.
@@ -159,8 +156,6 @@ def make_plan(
         targets: Each choice of target modules -> the modules that it means.
         stages: What the strategy will run.
         longest: Tokens of the longest row.
-        cpus: CPUs that trials may use together; None when not known yet.
-        gpus: GPUs that trials may use together.
         memory_mb: Memory of the smallest node (of the GPU where trials ask for one), in MiB.
 
     Raises:
@@ -192,7 +187,6 @@ def make_plan(
                 "Lower batch_size or max_length, or set gradient_checkpointing: true.",
             )
         )
-    concurrent = _concurrent(spec, cpus, gpus)
     kept = sum(stage.runs for stage in stages if stage.name in ("decide", "truncate"))
     adapters_mb = kept * trainable[top] * 4 / 2**20
     return Plan(
@@ -211,7 +205,6 @@ def make_plan(
         trainable_parameters=trainable,
         memory_mb_per_trial=round(per_trial),
         disk_mb=round(adapters_mb + 0.01 * runs + 5, 1),
-        concurrent=concurrent,
         notes=tuple(notes),
     )
 
@@ -232,35 +225,28 @@ def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, batch_size: int, t
     return _PROCESS_MB + (weights + trained + activations + logits) / 2**20
 
 
-def _concurrent(spec: Spec, cpus: float | None, gpus: float | None) -> int | None:
-    if cpus is None:
-        return spec.resources.max_concurrent
-    room = math.floor(cpus / spec.resources.cpus_per_trial + 1e-9)
+def refuse_lack(spec: Spec, cpus: float, gpus: float) -> None:
+    """Refuses trials that no node has room for.
+
+    Args:
+        spec: The spec.
+        cpus: CPUs of the largest node.
+        gpus: GPUs of the node that has most of them.
+
+    Raises:
+        PlanError: With everything that is lacking.
+    """
+    asked = spec.resources
     faults = []
-    if room < 1:
-        faults.append(
-            Fault(
-                "a trial's CPUs must exist",
-                f"cpus_per_trial={spec.resources.cpus_per_trial:g}, {cpus:g} CPUs",
-                "resources.cpus_per_trial",
-                "Lower it or add a node.",
-            )
-        )
-    if spec.resources.gpus_per_trial > 0:
-        by_gpu = math.floor((gpus or 0) / spec.resources.gpus_per_trial + 1e-9)
-        if by_gpu < 1:
-            faults.append(
-                Fault(
-                    "a trial's GPUs must exist",
-                    f"gpus_per_trial={spec.resources.gpus_per_trial:g}, {gpus or 0:g} GPUs",
-                    "resources.gpus_per_trial",
-                    "Set it to 0 to train on CPUs, or use a cluster with GPUs.",
-                )
-            )
-        room = min(room, by_gpu)
+    if asked.cpus_per_trial > cpus:
+        got, remedy = f"cpus_per_trial={asked.cpus_per_trial:g}, {cpus:g} CPUs", "Lower it, or add a larger node."
+        faults.append(Fault("a node must have a trial's CPUs", got, "resources.cpus_per_trial", remedy))
+    if asked.gpus_per_trial > gpus:
+        got = f"gpus_per_trial={asked.gpus_per_trial:g}, {gpus:g} GPUs"
+        remedy = "Set it to 0 to train on CPUs, or use a cluster with GPUs."
+        faults.append(Fault("a node must have a trial's GPUs", got, "resources.gpus_per_trial", remedy))
     if faults:
         raise PlanError(faults)
-    return min(room, spec.resources.max_concurrent or room)
 
 
 def steps_of(config: TrialConfig, budget: Budget) -> int:

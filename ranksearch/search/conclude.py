@@ -21,9 +21,13 @@ __all__ = ["count_states", "recommend_config", "result_json", "total_cost", "tri
 def recommend_config(
     decision: Decision | None, strategy: Strategy, trials: Sequence[TrialRecord]
 ) -> TrialRecord | None:
-    """A record that carries the recommended configuration: of the chosen rank, or of the best guess."""
+    """A record that carries the recommended configuration.
+
+    That of the chosen rank; undecided, that of the rank with the best mean, whose bound is the least: a smaller rank
+    that only looks good enough stays a guess. Without any run with a fresh seed, that of the best search run.
+    """
     if decision is not None:
-        r = decision.chosen_r if decision.chosen_r is not None else decision.guess_r
+        r = decision.chosen_r if decision.chosen_r is not None else decision.best_r
         finalist = next(t for t in strategy.finalists(trials) if t.config.r == r)
         return next(
             t for t in trials if t.purpose == "decide" and t.config.key == finalist.config.key and t.state == "COMPLETE"

@@ -20,12 +20,13 @@ from typing import Any, Protocol
 
 from ranksearch.coordinator import Coordinator, Limits
 from ranksearch.errors import RankSearchError
+from ranksearch.plan import refuse_lack
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.sampling import Sampler
 from ranksearch.search.conclude import recommend_config, recommended_json, trial_to_test
 from ranksearch.search.setup import StudySetup
 from ranksearch.search.worker import WorkerSetup
-from ranksearch.spec import ResourcesSpec
+from ranksearch.spec import ResourcesSpec, Spec
 from ranksearch.store import StudyFolder
 from ranksearch.strategies import Question, make_strategy
 
@@ -109,6 +110,7 @@ def run_study(
     study = put(study)
     old = folder.trials()
     with _cluster(address) as cluster:
+        cluster.refuse_lack(spec)
         sampler = Sampler(
             spec.strategy if spec.strategy in ("random", "grid") else spec.sampler,
             spec.parameters,
@@ -205,8 +207,13 @@ def _fit(
         lambda: cluster.workers(resources),
     )
     memory_is_tight = cluster.memory_could_run_out(setup.plan.memory_mb_per_trial)
+    # On a GPU a fresh process per trial gives its memory back; on a CPU the workbench stays.
+    reuse = resources.gpus_per_trial == 0
     scheduler = StudyScheduler(
-        coordinator, searcher.numbers, lambda text: memory_is_tight and "OutOfMemory" in text.replace(" ", "")
+        coordinator,
+        searcher.numbers,
+        lambda text: memory_is_tight and "OutOfMemory" in text.replace(" ", ""),
+        keep=cluster.workers(resources) if reuse else 0,
     )
     bundle = {"CPU": resources.cpus_per_trial}
     if resources.gpus_per_trial:
@@ -237,8 +244,7 @@ def _fit(
                 search_alg=searcher,
                 scheduler=scheduler,
                 num_samples=-1,
-                # On a GPU a fresh process per trial gives its memory back; on a CPU the workbench stays.
-                reuse_actors=resources.gpus_per_trial == 0,
+                reuse_actors=reuse,
                 trial_name_creator=lambda trial: f"trial-{trial.trial_id}",
                 trial_dirname_creator=lambda trial: trial.trial_id,
             ),
@@ -326,6 +332,17 @@ class _Cluster:
                 room += fits
         # Never none: a cluster that scales up begins by being asked.
         return min(max(1, room), resources.max_concurrent or max(1, room))
+
+    def refuse_lack(self, spec: Spec) -> None:
+        """Refuses a study whose trials no node has room for.
+
+        Raises:
+            PlanError: When a trial asks for more than any node has.
+        """
+        import ray
+
+        held = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        refuse_lack(spec, max(h.get("CPU", 0) for h in held), max(h.get("GPU", 0) for h in held))
 
     def memory_could_run_out(self, per_trial_mb: float) -> bool:
         """Whether trials at their estimated peak could fill a node, so that a killed worker may mean just that."""

@@ -75,13 +75,28 @@ class StudyScheduler(FIFOScheduler):
         coordinator: The study.
         numbers: The searcher's map from Tune trial ids to ours.
         is_memory: Whether a failure's text means that memory ran out.
+        keep: Workers to keep while nothing waits for them; 0 where each trial gets a process of its own.
     """
 
-    def __init__(self, coordinator: Coordinator, numbers: dict[str, int], is_memory: Callable[[str], bool]) -> None:
+    def __init__(
+        self, coordinator: Coordinator, numbers: dict[str, int], is_memory: Callable[[str], bool], keep: int
+    ) -> None:
         super().__init__()
         self._coordinator = coordinator
         self._numbers = numbers
         self._is_memory = is_memory
+        self._keep = keep
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        """At the first trial, has Tune keep its workers between stages.
+
+        Tune keeps one worker that no trial waits for and ends the others; at the end of a stage that is all but one,
+        and each new one loads the model again. It has no setting for this, so its cache is told directly.
+        """
+        if self._keep:
+            controller = getattr(tune_controller, "_tune_controller", tune_controller)
+            controller._actor_cache.increase_max(trial.placement_group_factory, by=self._keep)
+            self._keep = 0
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
         """Hands a report on; STOP when the trial is over, for which reason ever."""

@@ -24,8 +24,9 @@ _MIDDLE = 16
 _FACTORS = (1.0, 3.0, 1 / 3)
 """Multiples of the best learning rate that each candidate rank tries; one first, so that the others have a rival."""
 
-_LADDER = 2
-"""Rungs of the rank ladder below the truncation's answer that are tried too: truncation is pessimistic."""
+_WINDOW = 3
+"""Neighbouring ranks tried around the truncation's answer: one below it and one above. Truncation errs both ways: it
+throws away what a small adapter would have learned instead, and it keeps the best of what a large one found."""
 
 _HOPE = 2.0
 """Seeds are bought while the decision is estimated to need at most this multiple of `max_seeds`: the estimate rests on
@@ -43,7 +44,7 @@ class StagedStrategy(Strategy):
         search = self.planned_search(halved=True)
         if ranks == 1:
             return (search, self.planned_decision(1))
-        candidates = min(_LADDER + 2, ranks)
+        candidates = min(_WINDOW + 1, ranks)
         domain = self.question.space.domains["learning_rate"]
         runs = candidates * (1 if isinstance(domain, Fixed) else len(_FACTORS))
         # At each rung one of a rank's few goes on, whatever the reduction factor.
@@ -123,7 +124,7 @@ class StagedStrategy(Strategy):
         return found
 
     def candidates(self, trials: Sequence[TrialRecord]) -> list[int]:
-        """Ranks worth training: the smallest whose truncation loses at most the margin, two below it, and the top.
+        """Ranks worth training: the smallest whose truncation loses at most the margin, its neighbours, and the top.
 
         Without a curve (its run diverged or failed) the middle of the ladder stands in for its answer.
         """
@@ -141,7 +142,8 @@ class StagedStrategy(Strategy):
                 and self.question.loss(value, whole) <= margin
             ]
             at = ladder.index(min(enough, default=ladder[-1]))
-        return sorted({*ladder[max(0, at - _LADDER) : at + 1], ladder[-1]})
+        first = max(0, min(at - 1, len(ladder) - 1 - _WINDOW))
+        return sorted({*ladder[first : first + _WINDOW], ladder[-1]})
 
     def decide_next(self, trials: Sequence[TrialRecord], *, may_go_on: bool = True) -> Move:
         """Seeds up to the next look, as long as a look may change the answer."""
@@ -191,12 +193,15 @@ class StagedStrategy(Strategy):
             return "one rank is left: nothing to compare"
         if decision.chosen_r is not None and self._size(decision.guess_r) >= self._size(decision.chosen_r):
             return f"decided at {decision.seeds} seeds"
-        needed = seeds_to_certify(decision, decision.guess_r)
+        # Undecided, any rank's certificate is an answer; decided, only a smaller one's is worth more seeds.
+        sought = {decision.guess_r, decision.best_r} if decision.chosen_r is None else {decision.guess_r}
+        enough = [n for r in sought if (n := seeds_to_certify(decision, r)) is not None]
+        needed = min(enough, default=None)
         if needed is None or needed > _HOPE * self.question.max_seeds:
             told = "more than can be estimated" if needed is None else f"about {needed} seeds"
             if decision.chosen_r is not None:
                 return f"decided at {decision.seeds} seeds; a smaller rank would need {told}"
-            return f"undecided: r={decision.guess_r} would need {told}, more than max_seeds={self.question.max_seeds}"
+            return f"undecided: it would take {told}, more than max_seeds={self.question.max_seeds}"
         return None
 
     def _size(self, r: int) -> int:
