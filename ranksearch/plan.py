@@ -47,19 +47,36 @@ class Budget(BaseModel):
     max_steps: int
     reduction_factor: int
     reference_batch_size: int
+    rungs_at: tuple[int, ...] = ()
+    """Rungs below max_steps where they are not min_steps * reduction_factor ** k."""
+    bootstrap: int = 0
+    """At every rung the first so many trials stop: too little is known yet to let one through."""
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Fidelities at which a trial is evaluated: min_steps * reduction_factor ** k, and the full budget.
+        """Fidelities at which a trial is evaluated: `rungs_at`, or min_steps * reduction_factor ** k; and max_steps.
 
-        A rung in the last tenth is left out: stopping there would save less than its evaluation costs.
+        Of the latter, a rung in the last tenth is left out: stopping there would save less than its evaluation costs.
         """
+        if self.rungs_at:
+            return (*self.rungs_at, self.max_steps)
         rungs = []
         at = self.min_steps
         while at < 0.9 * self.max_steps:
             rungs.append(at)
             at *= self.reduction_factor
         return (*rungs, self.max_steps)
+
+    def resource(self, fidelity: int) -> int:
+        """A rung in the unit of the stopping rule, whose rungs are always geometric: `rungs_at` are counted from 1."""
+        if not self.rungs_at:
+            return fidelity
+        return int(self.reduction_factor ** self.rungs.index(fidelity))
+
+    @property
+    def first_resource(self) -> int:
+        """The first rung in the unit of the stopping rule."""
+        return 1 if self.rungs_at else self.min_steps
 
     def halved(self, runs: int) -> int:
         """Steps of so many runs if all go to the first rung, and one in reduction_factor goes on from each."""

@@ -14,9 +14,12 @@ __all__ = ["make_pruner", "rung_attributes"]
 
 
 def make_pruner(budget: Budget) -> optuna.pruners.BasePruner:
-    """The pruner for a budget; rungs lie at min_steps * reduction_factor ** k."""
+    """The pruner for a budget; values are to be reported at `budget.resource(fidelity)`."""
     return optuna.pruners.SuccessiveHalvingPruner(
-        min_resource=budget.min_steps, reduction_factor=budget.reduction_factor, min_early_stopping_rate=0
+        min_resource=budget.first_resource,
+        reduction_factor=budget.reduction_factor,
+        min_early_stopping_rate=0,
+        bootstrap_count=budget.bootstrap,
     )
 
 
@@ -31,8 +34,8 @@ def rung_attributes(trial: TrialRecord, metric: str, budget: Budget) -> dict[str
         if value is None:
             continue
         rung = 0
-        at = budget.min_steps
-        while report.fidelity >= at:
+        at = budget.first_resource
+        while budget.resource(report.fidelity) >= at:
             # A report stands for every rung up to its fidelity that no earlier report stands for.
             attributes.setdefault(f"completed_rung_{rung}", value)
             rung += 1

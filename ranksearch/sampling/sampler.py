@@ -90,20 +90,41 @@ class Sampler:
         Raises:
             SpaceExhausted: When there is none left.
         """
-        searched = {n: d for n, d in self.space.searched.items() if n not in fixed}
-        distributions = {n: _distribution(d) for n, d in searched.items()}
+        searched = self._searched_beside(fixed)
         self.study.sampler = self._make(searched)
         for _ in range(_TRIES if self.kind != "grid" else 0):
-            with _quiet():
-                trial = self.study.ask(fixed_distributions=distributions)
-            values = dict(fixed) | {n: _value(searched[n], trial.params[n]) for n in searched}
+            trial, values = self._ask(searched, fixed)
             if self._take(values):
                 self._open[number] = trial
                 self._count += 1
                 return values
             # FAIL is the one state that no sampler learns from.
             self.study.tell(trial, state=TrialState.FAIL)
-        return self._remaining(number, searched, fixed)
+        return self._remaining(number, fixed)
+
+    def suggest(self, fixed: Mapping[str, Any]) -> dict[str, Any]:
+        """What the sampler would propose, known or not; no trial is opened.
+
+        Args:
+            fixed: Values to keep.
+        """
+        searched = self._searched_beside(fixed)
+        self.study.sampler = self._make(searched)
+        trial, values = self._ask(searched, fixed)
+        self.study.tell(trial, state=TrialState.FAIL)
+        return values
+
+    def place(self, number: int, fixed: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+        """Opens a trial at a given point, as if it had been proposed.
+
+        Args:
+            number: The trial's number; reports come in under it.
+            fixed: Values that were to be kept.
+            values: The point, the kept values included.
+        """
+        self._proposed.add(self.space.config(values).key)
+        self._count += 1
+        self._open_at(number, self._searched_beside(fixed), values)
 
     def report(self, number: int, fidelity: int, value: float | None, *, prune: bool) -> bool:
         """Takes in a value at a rung and says whether the trial should stop there.
@@ -120,7 +141,7 @@ class Sampler:
         if (number, fidelity) not in self._told:
             # A trial that had to start again reports the same rungs again.
             self._told.add((number, fidelity))
-            trial.report(value, fidelity)
+            trial.report(value, self.budget.resource(fidelity))
         # The pruner notes the rung value on the trial, so it is asked about every search run, stoppable or not.
         return trial.should_prune() and prune and fidelity < self.budget.max_steps
 
@@ -143,7 +164,9 @@ class Sampler:
         value = record.value(self.metric)
         searched = self._proposed_in(record)
         state = {"COMPLETE": TrialState.COMPLETE, "PRUNED": TrialState.PRUNED, "FAILED": TrialState.FAIL}[record.state]
-        intermediate = {r.fidelity: v for r in record.reports if (v := r.metrics.get(self.metric)) is not None}
+        intermediate = {
+            self.budget.resource(r.fidelity): v for r in record.reports if (v := r.metrics.get(self.metric)) is not None
+        }
         # Optuna gives a pruned trial its last value, but not one that violates a constraint.
         valued = state == TrialState.COMPLETE or (state == TrialState.PRUNED and record.violation is None)
         return optuna.trial.create_trial(
@@ -157,11 +180,12 @@ class Sampler:
         )
 
     def _reopen(self, record: TrialRecord) -> None:
-        searched = self._proposed_in(record)
-        self.study.enqueue_trial({n: _internal(d, record.values[n]) for n, d in searched.items()})
-        self._open[record.number] = self.study.ask(
-            fixed_distributions={n: _distribution(d) for n, d in searched.items()}
-        )
+        self._open_at(record.number, self._proposed_in(record), record.values)
+
+    def _open_at(self, number: int, searched: Mapping[str, Domain], values: Mapping[str, Any]) -> None:
+        """Opens a trial at a point that is given."""
+        self.study.enqueue_trial({n: _internal(d, values[n]) for n, d in searched.items()})
+        self._open[number] = self.study.ask(fixed_distributions={n: _distribution(d) for n, d in searched.items()})
 
     def _proposed_in(self, record: TrialRecord) -> dict[str, Domain]:
         """The parameters that the sampler proposed itself."""
@@ -174,8 +198,20 @@ class Sampler:
         self._proposed.add(key)
         return True
 
-    def _remaining(self, number: int, searched: Mapping[str, Domain], fixed: Mapping[str, Any]) -> dict[str, Any]:
+    def _searched_beside(self, fixed: Mapping[str, Any]) -> dict[str, Domain]:
+        return {n: d for n, d in self.space.searched.items() if n not in fixed}
+
+    def _ask(
+        self, searched: Mapping[str, Domain], fixed: Mapping[str, Any]
+    ) -> tuple[optuna.trial.Trial, dict[str, Any]]:
+        """Optuna's next trial, and its point in the space's words."""
+        with _quiet():
+            trial = self.study.ask(fixed_distributions={n: _distribution(d) for n, d in searched.items()})
+        return trial, dict(fixed) | {n: _value(searched[n], trial.params[n]) for n in searched}
+
+    def _remaining(self, number: int, fixed: Mapping[str, Any]) -> dict[str, Any]:
         """A point that was not proposed yet: the next of a grid, else one at random."""
+        searched = self._searched_beside(fixed)
         if any(d.size is None for d in searched.values()):
             raise SpaceExhausted(f"{_TRIES} proposals in a row were known already")
         left = [
@@ -187,10 +223,7 @@ class Sampler:
             raise SpaceExhausted("every configuration of the space was proposed")
         point = left[0] if self.kind == "grid" else random.Random(f"{self.seed}:{self._count}").choice(left)
         values = dict(fixed) | {n: point[n] for n in searched}
-        self._take(values)
-        self._count += 1
-        self.study.enqueue_trial({n: _internal(d, values[n]) for n, d in searched.items()})
-        self._open[number] = self.study.ask(fixed_distributions={n: _distribution(d) for n, d in searched.items()})
+        self.place(number, fixed, values)
         return values
 
     def _make(self, searched: Mapping[str, Domain]) -> optuna.samplers.BaseSampler:
