@@ -124,7 +124,9 @@ class Recording:
     @cached_property
     def searchable(self) -> tuple[RecordedRun, ...]:
         """The runs that have values on the way, so that a search could have run them."""
-        return tuple(r for r in self.runs if r.violation or any(f < self.max_steps for c in r.curves.values() for f in c))
+        return tuple(
+            r for r in self.runs if r.violation or any(f < self.max_steps for c in r.curves.values() for f in c)
+        )
 
     def name_of(self, key: str) -> str:
         """A configuration's name: its run's, or where it has several seeds that of the first."""

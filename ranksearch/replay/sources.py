@@ -46,7 +46,9 @@ def read_recording(path: Path) -> Recording:
         recording = _from_reading(peft.read(path), str(path))
     else:
         got = "a folder without results" if path.is_dir() else "a single file"
-        raise EvidenceError(Fault("evidence for a replay must be a folder of runs with curves", got, str(path), _REMEDY))
+        raise EvidenceError(
+            Fault("evidence for a replay must be a folder of runs with curves", got, str(path), _REMEDY)
+        )
     return _checked(recording)
 
 
@@ -185,7 +187,9 @@ def _merged(group: Sequence[tuple[StudyRecord, list[TrialRecord]]], source: str)
     stopped = sum(t.state == "PRUNED" and t.violation is None for _, trials in group for t in trials)
     notes = []
     if stopped:
-        notes.append(f"{stopped} runs are left out: they were stopped early, so nobody knows how they would have ended.")
+        notes.append(
+            f"{stopped} runs are left out: they were stopped early, so nobody knows how they would have ended."
+        )
     once: dict[tuple[str, int], TrialRecord] = {}
     for trial in ended:
         # A seed that ran twice (a finalist of one study, searched in another) counts once, with the longer curve.

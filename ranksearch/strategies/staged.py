@@ -16,7 +16,7 @@ from ranksearch.records import TrialRecord
 from ranksearch.space import Choices, Fixed, IntRange, LogRange, UniformRange
 from ranksearch.strategies.base import Done, Move, Order, Strategy, Wait, best_by_rank
 
-__all__ = ["StagedStrategy"]
+__all__ = ["StagedStrategy", "expected_gain", "middle_rank"]
 
 _MIDDLE = 16
 """The first stage searches at the rank of the space nearest to this, in log."""
@@ -27,6 +27,9 @@ _FACTORS = (1.0, 3.0, 1 / 3)
 _WINDOW = 3
 """Neighbouring ranks tried around the truncation's answer: one below it and one above. Truncation errs both ways: it
 throws away what a small adapter would have learned instead, and it keeps the best of what a large one found."""
+
+_FEWEST = 10
+"""Configurations before the search may end early, and half of those asked for: a sampler learns from the first ones."""
 
 _HOPE = 2.0
 """Seeds are bought while the decision is estimated to need at most this multiple of `max_seeds`: the estimate rests on
@@ -70,7 +73,9 @@ class StagedStrategy(Strategy):
         ladder = self.question.space.ranks()
         middle = middle_rank(ladder)
         searched = [t for t in trials if t.purpose == "search"]
-        if len(searched) < self.target() and may_search:
+        # What comes after the search closes it: later reports must not open it again.
+        closed = len(searched) < len(trials) or self.enough(searched) is not None
+        if len(searched) < self.target() and may_search and not closed:
             why = f"learning rates and the rest are searched at r={middle}; ranks come later"
             return Order("search", "search", why, self.question.seed, prune=True, values={"r": middle})
         if any(not t.finished for t in searched):
@@ -87,6 +92,16 @@ class StagedStrategy(Strategy):
             if move is not None:
                 return move
         return self.decide_next(trials, may_go_on=may_search)
+
+    def enough(self, searched: Sequence[TrialRecord]) -> float | None:
+        """The gain to be expected of the configurations still to come, when that is below the margin; else None."""
+        question = self.question
+        losses = [question.loss(v, 0.0) for t in searched if t.finished and (v := t.value(question.metric)) is not None]
+        left = self.target() - len(searched)
+        if left < 1 or len(losses) < max(_FEWEST, self.target() / 2):
+            return None
+        gain = expected_gain(losses, left)
+        return gain if gain < question.margin(min(losses)) else None
 
     def target(self) -> int:
         """Configurations to search at the middle rank."""
@@ -213,6 +228,10 @@ class StagedStrategy(Strategy):
         if found is None:
             values = dict(best.values) | {"r": ladder[-1]}
             why = f"its adapter, truncated to every rank below {ladder[-1]}, shows where quality falls off"
+            gain = self.enough([t for t in trials if t.purpose == "search"])
+            if gain is not None:
+                searched = sum(t.purpose == "search" for t in trials)
+                why += f"; the search ended at {searched} of {self.target()}: more were expected to gain {gain:.2g}"
             config = self.question.space.config(values)
             seed = self.question.seed
             return Order("reference", "truncate", why, seed, prune=False, config=config, values=values, truncate=True)
@@ -252,6 +271,28 @@ class StagedStrategy(Strategy):
                 if near is not None and near not in rates:
                     rates.append(near)
         return [dict(values) | {"r": r} | ({} if x is None else {"learning_rate": x}) for x in rates]
+
+
+def expected_gain(losses: Sequence[float], further: int) -> float:
+    """What so many further draws are expected to lower the least loss by, at most.
+
+    The mean over all orders of what the newest draws of the sample have lowered its minimum by: E[min of n - k] - min
+    of n, exactly, from the order statistics. The expected minimum of n draws is convex in n, so the next k gain no
+    more than the last k did. A sampler that learns may do better than independent draws, which the margin allows for.
+
+    Args:
+        losses: The sample, smaller is better.
+        further: Draws to come; at most half of the sample is looked back on.
+    """
+    ordered = sorted(losses)
+    n = len(ordered)
+    k = min(further, n // 2)
+    # The j-th smallest is the minimum of a random subset of n - k when the j before it are all left out.
+    chance, mean = (n - k) / n, 0.0
+    for j, loss in enumerate(ordered[: k + 1]):
+        mean += chance * loss
+        chance *= (k - j) / (n - 1 - j) if n - 1 - j else 0.0
+    return mean - ordered[0]
 
 
 def middle_rank(ladder: Sequence[int]) -> int:
