@@ -15,6 +15,7 @@ import click
 from ranksearch import __version__
 from ranksearch.cli.assets import assets
 from ranksearch.cli.knowledge import evidence, learn, recommend
+from ranksearch.cli.replay import replay
 from ranksearch.cli.results import export, list_studies, report, status
 from ranksearch.cli.service import sync, ui
 from ranksearch.cli.study import check, plan, search
@@ -46,6 +47,7 @@ for _command in (
     evidence,
     learn,
     recommend,
+    replay,
     assets,
     ui,
     sync,

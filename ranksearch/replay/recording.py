@@ -204,7 +204,7 @@ class Recording:
         return chosen, str(direction_of(chosen))
 
     def _candidates(self, there: Iterable[str]) -> list[str]:
-        """Metrics that may be chosen: of validation first, the one that the runs are judged by foremost; then losses."""
+        """Metrics that may be chosen: of validation, the one that the runs are judged by first; then of training."""
         parts = {m: m.partition("/")[0] for m in there if direction_of(m)}
         held_out = [m for m, part in parts.items() if part in _VALIDATION]
         of_training = [m for m, part in parts.items() if part == "train"]
