@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -129,7 +130,11 @@ class Coordinator:
         """What ended the study from inside: a record that could not be written."""
         self._files = files
         self._listeners = tuple(listeners)
-        self._trials = {t.number: t for t in trials}
+        # In the order of their numbers: a new trial's is the highest.
+        self._trials = {t.number: t for t in sorted(trials, key=lambda t: t.number)}
+        self._tally = _Tally()
+        for trial in self._trials.values():
+            self._tally.add(None, trial)
         self._earlier_cost: dict[int, Cost] = {}
         self._began = time.monotonic()
         self._lock = threading.RLock()
@@ -147,11 +152,11 @@ class Coordinator:
     def trials(self) -> list[TrialRecord]:
         """All records by number."""
         with self._lock:
-            return [self._trials[n] for n in sorted(self._trials)]
+            return list(self._trials.values())
 
     def running(self) -> int:
         """Trials that are under way."""
-        return sum(t.state == "RUNNING" for t in self._trials.values())
+        return self._tally.states["RUNNING"]
 
     def next(self) -> Launch | None:
         """The next trial to start; None when there is none now, and `finished` says whether there ever will be."""
@@ -159,9 +164,8 @@ class Coordinator:
             if self.halted or self._out_of_time():
                 self.finished = self.finished or ("stopped by the user" if self.halted else "max_hours is used up")
                 return None
-            waiting = next((t for t in self.trials() if t.state == "WAITING"), None)
-            if waiting is not None:
-                return self._start(waiting)
+            if self._tally.waiting:
+                return self._start(self._trials[min(self._tally.waiting)])
             if self._hopeless():
                 self.finished = "the first trials all failed"
                 return None
@@ -294,7 +298,7 @@ class Coordinator:
                     )
 
     def _obey(self, order: Order) -> Launch | None:
-        number = max(self._trials, default=-1) + 1
+        number = next(reversed(self._trials), -1) + 1
         if order.config is None:
             try:
                 values = self.sampler.propose(number, order.values)
@@ -358,6 +362,7 @@ class Coordinator:
         return f"stopped early at step {update.step}: {self.metric} {value:.4g} is not among {best}"
 
     def _put(self, trial: TrialRecord) -> None:
+        self._tally.add(self._trials.get(trial.number), trial)
         self._trials[trial.number] = trial
         try:
             self._files.write_trial(trial)
@@ -372,15 +377,11 @@ class Coordinator:
         if trial.purpose == "search" and trial.finished:
             self.sampler.finish(trial)
 
-    def _steps_used(self) -> int:
-        return sum(t.cost.steps for t in self._trials.values())
-
     def _may_search(self) -> bool:
         """Whether a new configuration fits beside the decision's runs, for which its share is kept back."""
         if self.limits.max_steps is None:
             return True
-        promised = sum(max(0, t.max_steps - t.cost.steps) for t in self._trials.values() if not t.finished)
-        ahead = self._steps_used() + promised + self.budget.max_steps
+        ahead = self._tally.used + self._tally.promised + self.budget.max_steps
         return ahead + self.limits.reserved_steps <= self.limits.max_steps
 
     def _out_of_time(self) -> bool:
@@ -388,8 +389,33 @@ class Coordinator:
         return limit is not None and self.limits.used_seconds + time.monotonic() - self._began >= limit
 
     def _hopeless(self) -> bool:
-        ended = [t for t in self._trials.values() if t.finished]
-        return len(ended) >= _HOPELESS and all(t.state == "FAILED" for t in ended)
+        states = self._tally.states
+        return states["FAILED"] >= _HOPELESS and not states["COMPLETE"] + states["PRUNED"]
+
+
+class _Tally:
+    """Sums over all records, kept up to date: with thousands of trials counting anew at each report would be slow."""
+
+    def __init__(self) -> None:
+        self.states: Counter[str] = Counter()
+        self.waiting: set[int] = set()
+        """Numbers of the trials that wait."""
+        self.used = 0
+        """Optimizer steps trained."""
+        self.promised = 0
+        """Steps still ahead of the trials that are not over."""
+
+    def add(self, old: TrialRecord | None, new: TrialRecord) -> None:
+        """Takes in a record that is new or takes another's place."""
+        for trial, sign in ((old, -1), (new, 1)):
+            if trial is not None:
+                self.states[trial.state] += sign
+                self.used += sign * trial.cost.steps
+                self.promised += 0 if trial.finished else sign * max(0, trial.max_steps - trial.cost.steps)
+        if new.state == "WAITING":
+            self.waiting.add(new.number)
+        else:
+            self.waiting.discard(new.number)
 
 
 def _add(one: Cost, other: Cost) -> Cost:

@@ -19,9 +19,12 @@ The tree::
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import islice
+from typing import Any, ClassVar
 
 __all__ = [
     "DataError",
@@ -35,7 +38,43 @@ __all__ = [
     "StoreError",
     "TrackingError",
     "TrialError",
+    "shown",
+    "without_login",
 ]
+
+_LOGIN = re.compile(r"://[^\s'\"]*@")
+_LONGEST = 200
+
+
+class _Brief(reprlib.Repr):
+    """Follows a value only so far: one that refers to itself over and over would fill the memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 3
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 12
+        self.maxstring = self.maxother = self.maxlong = _LONGEST
+
+    def repr_dict(self, x: dict[Any, Any], level: int) -> str:
+        """In the order written; the library's own sorts the keys."""
+        if level <= 0 and x:
+            return "{...}"
+        pairs = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}" for k, v in islice(x.items(), self.maxdict)]
+        return "{" + ", ".join(pairs + ["..."] * (len(x) > self.maxdict)) + "}"
+
+
+_brief = _Brief()
+
+
+def shown(value: object) -> str:
+    """A value as a fault shows it: at most 200 characters of its `repr`, a login in an address left out."""
+    text = without_login(_brief.repr(value))
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+
+
+def without_login(text: str) -> str:
+    """A text with `***` for the user and password of any address in it."""
+    return _LOGIN.sub("://***@", text)
 
 
 @dataclass(frozen=True)

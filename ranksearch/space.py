@@ -12,8 +12,8 @@ from difflib import get_close_matches
 from itertools import product
 from typing import Any, Literal
 
-from ranksearch.config import LayerGroupLr, TrialConfig
-from ranksearch.errors import Fault
+from ranksearch.config import LayerGroupLr, TrialConfig, whole
+from ranksearch.errors import Fault, shown
 
 __all__ = [
     "METHODS",
@@ -132,7 +132,7 @@ class Parameter:
         if self.low > -math.inf:
             parts.append(f"{'above' if self.low_open else 'at least'} {self.low:g}")
         if self.high < math.inf:
-            parts.append(f"{'below' if self.high_open else 'at most'} {self.high:g}")
+            parts.append(f"{'below' if self.high_open else 'at most'} {whole(self.high):,}")
         return " ".join([noun, " and ".join(parts)]).strip()
 
     def accepts(self, value: Any) -> bool:
@@ -145,7 +145,7 @@ class Parameter:
             if isinstance(value, str):
                 return bool(value.strip())
             return isinstance(value, tuple) and bool(value) and all(isinstance(v, str) and v.strip() for v in value)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if not _is_number(value):
             return False
         if self.kind == "int" and not float(value).is_integer():
             return False
@@ -154,9 +154,12 @@ class Parameter:
         return above and below
 
 
+_MOST = 1_000_000
+"""Of a rank, a batch or a warm-up: far above any that is of use, so that what is computed from it stays small."""
+
 PARAMETERS: Mapping[str, Parameter] = {
     "method": Parameter("text", default="lora", options=METHODS),
-    "r": Parameter("int", low=1),
+    "r": Parameter("int", low=1, high=_MOST),
     "lora_alpha": Parameter("float", low=0, low_open=True, default=32),
     "alpha_ratio": Parameter("float", low=0, low_open=True),
     "use_rslora": Parameter("bool", default=False),
@@ -169,10 +172,13 @@ PARAMETERS: Mapping[str, Parameter] = {
     "target_modules": Parameter("targets", default="all-linear"),
     "lora_dropout": Parameter("float", low=0, high=1, high_open=True, default=0.0),
     "weight_decay": Parameter("float", low=0, default=0.0),
-    "batch_size": Parameter("int", low=1, default=32),
-    "warmup_steps": Parameter("int", low=0, default=10),
+    "batch_size": Parameter("int", low=1, high=_MOST, default=32),
+    "warmup_steps": Parameter("int", low=0, high=_MOST, default=10),
 }
 """Every parameter by its flat name, in the order in which it is told."""
+
+_MOST_VALUES = 100_000
+"""Of an int range, because its values are listed."""
 
 _RANGES = ("choices", "log", "uniform", "int")
 _REQUIRED = ("r", "learning_rate")
@@ -285,7 +291,9 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
     """
     if not isinstance(raw, Mapping):
         return None, [
-            Fault("`space` must be a mapping of parameters", repr(raw), place, "Give at least `r` and `learning_rate`.")
+            Fault(
+                "`space` must be a mapping of parameters", shown(raw), place, "Give at least `r` and `learning_rate`."
+            )
         ]
     flat: dict[str, object] = {}
     faults: list[Fault] = []
@@ -296,7 +304,7 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
                 faults.append(
                     Fault(
                         "`layer_group_lr` must be a mapping of bottom, middle, top",
-                        repr(value),
+                        shown(value),
                         f"{place}.{name}",
                         "Write {bottom: 0.5, top: 2} or give ranges.",
                     )
@@ -320,7 +328,7 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
         faults.append(
             Fault(
                 "only one of `lora_alpha` and `alpha_ratio` may be given",
-                f"lora_alpha={flat['lora_alpha']}, alpha_ratio={flat['alpha_ratio']}",
+                f"lora_alpha={shown(flat['lora_alpha'])}, alpha_ratio={shown(flat['alpha_ratio'])}",
                 f"{place}.lora_alpha, {place}.alpha_ratio",
                 "Keep lora_alpha (constant) or alpha_ratio (lora_alpha = alpha_ratio * r).",
             )
@@ -347,7 +355,12 @@ def _unknown(name: str, value: object, place: str) -> Fault:
     # "lora_r" is nearer to "lora_alpha" by letters, but ends in the parameter that is meant.
     near = [n for n in PARAMETERS if name.endswith("_" + n)][:1] or near
     hint = f"Did you mean `{near[0]}`?" if near else "The parameters are " + ", ".join(PARAMETERS) + "."
-    return Fault("only known parameters may stand in `space`", f"{name}: {value}", f"{place}.{name}", hint)
+    return Fault(
+        "only known parameters may stand in `space`",
+        f"{shown(name)[1:-1]}: {shown(value)}",
+        f"{place}.{shown(name)[1:-1]}",
+        hint,
+    )
 
 
 def _read_domain(name: str, raw: object, place: str) -> tuple[Domain | None, Fault | None]:
@@ -405,7 +418,7 @@ def _read_range(
         return None, Fault(f"a {kind} range of `{name}` must be [low, high]", _got(body), place, "Give two numbers.")
     low, high = body
     for end in (low, high):
-        if isinstance(end, bool) or not isinstance(end, int | float) or not math.isfinite(end):
+        if not _is_number(end):
             return None, Fault(f"the ends of `{name}` must be numbers", _got(end), place, _remedy(end, parameter))
     if kind == "int" and not (float(low).is_integer() and float(high).is_integer()):
         return None, Fault(
@@ -422,11 +435,28 @@ def _read_range(
     for end in (low, high):
         if not parameter.accepts(end):
             return None, Fault(f"`{name}` must be {parameter.rule()}", _got(end), place, "Move this end of the range.")
+    if kind == "int" and high - low >= _MOST_VALUES:
+        return None, Fault(
+            f"an int range of `{name}` must hold at most {_MOST_VALUES:,} values",
+            f"[{low}, {high}]",
+            place,
+            "Narrow it, or give {choices: [...]}.",
+        )
     if low == high:
         return Fixed(int(low) if kind == "int" else float(low)), None
     if kind == "int":
         return IntRange(int(low), int(high)), None
     return (LogRange if kind == "log" else UniformRange)(float(low), float(high)), None
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _normal(value: object, parameter: Parameter) -> object:
@@ -438,7 +468,7 @@ def _normal(value: object, parameter: Parameter) -> object:
 
 
 def _got(value: object) -> str:
-    return repr(list(value)) if isinstance(value, tuple) else repr(value)
+    return shown(list(value) if isinstance(value, tuple) else value)
 
 
 def _remedy(value: object, parameter: Parameter) -> str:

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
-from ranksearch.errors import Fault, SpecError
+from ranksearch.config import whole
+from ranksearch.errors import Fault, SpecError, shown, without_login
 from ranksearch.space import LogRange, Space, UniformRange, read_space
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
@@ -48,15 +49,25 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 
 
+_MOST = 10**9
+"""No count of a study is larger; what is computed from counts then stays a number that floats and JSON hold."""
+
+_Count = Annotated[int, Field(ge=1, le=_MOST)]
+
+
+_LONGEST = 2**20
+"""Characters of a spec at most: whatever is longer is another file, or has no end."""
+
+
 class _Section(BaseModel):
     # Strict, so that no "yes" becomes True and no 3.7 becomes 3; whole floats are let through as ints by YAML itself.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class ModelSpec(_Section):
     """The base model."""
 
-    id: str
+    id: Annotated[str, Field(min_length=1)]
     """asset:NAME, a local folder or a hub id."""
     revision: str | None = None
     """Git revision on the hub; pin it to make a study repeatable."""
@@ -69,9 +80,9 @@ class ModelSpec(_Section):
 class DataSpec(_Section):
     """Where the rows come from and which columns they are."""
 
-    train: str
-    eval: str | None = None
-    test: str | None = None
+    train: Annotated[str, Field(min_length=1)]
+    eval: Annotated[str, Field(min_length=1)] | None = None
+    test: Annotated[str, Field(min_length=1)] | None = None
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of the training file that becomes the eval part when `eval` is null."""
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
@@ -81,7 +92,7 @@ class DataSpec(_Section):
     prompt: str = "prompt"
     completion: str = "completion"
     messages: str | None = None
-    max_length: Annotated[int, Field(ge=2)] | None = None
+    max_length: Annotated[int, Field(ge=2, le=_MOST)] | None = None
     """Tokens; null covers 99 % of the rows within the model's limit."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
     encoding: str | None = None
@@ -106,22 +117,22 @@ class ObjectiveSpec(_Section):
 
     metric: str = "eval/nll"
     direction: Literal["minimize", "maximize"] = "minimize"
-    tolerance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | RelativeTolerance = 0.03
+    tolerance: Annotated[float, Field(gt=0)] | RelativeTolerance = 0.03
     """The margin δ, in the metric's unit: a rank that loses at most this much is as good as the best."""
 
 
 class BudgetSpec(_Section):
     """How much may be spent."""
 
-    trials: Annotated[int, Field(ge=1)] = 24
+    trials: _Count = 24
     """Configurations; the seeds of the decision come on top."""
-    min_steps: Annotated[int, Field(ge=1)] = 45
+    min_steps: _Count = 45
     """Optimizer steps at the first rung."""
-    max_steps: Annotated[int, Field(ge=1)] = 130
+    max_steps: _Count = 130
     """Optimizer steps of a full run."""
-    reduction_factor: Annotated[int, Field(ge=2)] = 3
+    reduction_factor: Annotated[int, Field(ge=2, le=_MOST)] = 3
     """One in this many goes on at each rung."""
-    max_steps_total: Annotated[int, Field(ge=1)] | None = None
+    max_steps_total: _Count | None = None
     """Optimizer steps over all trials, after which no new one is started."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
     """Wall-clock hours, after which no new trial is started and running ones are ended at their next rung."""
@@ -134,7 +145,7 @@ class ResourcesSpec(_Section):
     gpus_per_trial: Annotated[float, Field(ge=0)] = 0
     workers_per_trial: Annotated[int, Field(ge=1, le=1)] = 1
     """Data-parallel workers of one trial; more than one is not built yet."""
-    max_concurrent: Annotated[int, Field(ge=1)] | None = None
+    max_concurrent: _Count | None = None
     """Trials at once; null = as many as the cluster has room for."""
 
 
@@ -157,15 +168,15 @@ class Spec(_Section):
     space: dict[str, Any]
     """As written; `parameters` is the readable form."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    gradient_accumulation: Annotated[int, Field(ge=1)] = 1
+    gradient_accumulation: _Count = 1
     gradient_checkpointing: bool = False
     objective: ObjectiveSpec = ObjectiveSpec()
     strategy: Literal["staged", "joint", "grid", "random"] = "staged"
     sampler: Literal["tpe", "gp", "cmaes", "random", "grid"] = "tpe"
     budget: BudgetSpec = BudgetSpec()
-    seeds: Annotated[int, Field(ge=1)] = 3
+    seeds: Annotated[int, Field(ge=1, le=1000)] = 3
     """Fresh seeds of each finalist at the first look."""
-    max_seeds: Annotated[int, Field(ge=1)] = 12
+    max_seeds: Annotated[int, Field(ge=1, le=1000)] = 12
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """The study's own seed: sampler, split and the search's training runs follow from it."""
     resources: ResourcesSpec = ResourcesSpec()
@@ -226,9 +237,18 @@ def examine_spec(path: str | Path, overrides: Sequence[str] = ()) -> Examination
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise ValueError(f"more than {_LONGEST:,} characters")
+    except (OSError, ValueError) as error:
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else "it is not UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else error
+        )
         raise SpecError(
             Fault(
                 "the spec must be a readable file",
@@ -245,7 +265,7 @@ def examine_spec(path: str | Path, overrides: Sequence[str] = ()) -> Examination
         raise SpecError(
             Fault(
                 "the spec must be a mapping of keys",
-                "an empty file" if raw is None else repr(raw)[:80],
+                "an empty file" if raw is None else shown(raw),
                 str(path),
                 "Begin with `name:`.",
             )
@@ -266,11 +286,13 @@ def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Ex
         elif name in raw and name not in ("data", "model"):
             if raw[name] is not None or name not in values:
                 faults.append(
-                    Fault(f"`{name}` must be a mapping", repr(raw[name]), name, f"Write the keys of `{name}` below it.")
+                    Fault(
+                        f"`{name}` must be a mapping", shown(raw[name]), name, f"Write the keys of `{name}` below it."
+                    )
                 )
         elif name in raw:
             faults.append(
-                Fault(f"`{name}` must be a mapping", repr(raw[name]), name, f"Write the keys of `{name}` below it.")
+                Fault(f"`{name}` must be a mapping", shown(raw[name]), name, f"Write the keys of `{name}` below it.")
             )
         else:
             sections[name] = {n: f.default for n, f in cls.model_fields.items() if not f.is_required()}
@@ -308,19 +330,30 @@ def _override(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Applies `key.path=value` pairs to a copy."""
     faults: list[Fault] = []
     out = {k: dict(v) if isinstance(v, dict) else v for k, v in raw.items()}
+    given: dict[str, str] = {}
     for pair in overrides:
         key, sign, text = pair.partition("=")
-        if not sign or not key:
+        if not sign or not all(key.split(".")):
             faults.append(
-                Fault("an override must be KEY=VALUE", pair, "command line", "Write for example budget.trials=8.")
+                Fault(
+                    "an override must be KEY=VALUE", shown(pair), "command line", "Write for example budget.trials=8."
+                )
             )
             continue
+        if key in given:
+            got = f"{given[key]} and {without_login(pair)}"
+            faults.append(Fault("a key may be overridden once", got, "command line", "Keep one of them."))
+            continue
+        given[key] = without_login(pair)
         try:
             value = parse_yaml(text)
         except YamlFault as error:
             faults.append(
                 Fault(
-                    "an override's value must be YAML", str(error), f"command line: {pair}", "Quote it for the shell."
+                    "an override's value must be YAML",
+                    str(error),
+                    f"command line: {shown(pair)[1:-1]}",
+                    "Quote it for the shell.",
                 )
             )
             continue
@@ -350,10 +383,11 @@ def _examine_section(cls: type[_Section], raw: Mapping[str, Any], path: str) -> 
     prefix = f"{path}." if path else ""
     for key in raw:
         if key not in cls.model_fields:
-            near = get_close_matches(str(key), cls.model_fields, n=1, cutoff=0.6)
+            word = shown(str(key))[1:-1]
+            near = get_close_matches(word, cls.model_fields, n=1, cutoff=0.6)
             remedy = f"Did you mean `{near[0]}`?" if near else "The keys are " + ", ".join(cls.model_fields) + "."
             faults.append(
-                Fault("only known keys may stand in the spec", f"{key}: {raw[key]!r}", f"{prefix}{key}", remedy)
+                Fault("only known keys may stand in the spec", f"{word}: {shown(raw[key])}", f"{prefix}{word}", remedy)
             )
     for name, info in cls.model_fields.items():
         if name not in raw:
@@ -367,7 +401,9 @@ def _examine_section(cls: type[_Section], raw: Mapping[str, Any], path: str) -> 
         value = tuple(raw[name]) if name == "text" and isinstance(raw[name], list) else raw[name]
         try:
             allowed: Any = Annotated[info.annotation, info]
-            values[name] = TypeAdapter(allowed, config=ConfigDict(strict=True)).validate_python(value)
+            values[name] = TypeAdapter(allowed, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(
+                value
+            )
         except ValidationError as error:
             faults.append(_told(name, value, f"{prefix}{name}", error, info.annotation))
     return values, faults
@@ -375,10 +411,10 @@ def _examine_section(cls: type[_Section], raw: Mapping[str, Any], path: str) -> 
 
 def _told(name: str, value: object, place: str, error: ValidationError, annotation: Any) -> Fault:
     """Puts what Pydantic found into our words."""
-    if name == "name":
+    if name == "name" and isinstance(value, str):
         return Fault(
             "`name` must be a letter or digit, then letters, digits, _ . - and at most 80 of them",
-            repr(value),
+            shown(value),
             place,
             "Rename it, for example team-a_rank-test.",
         )
@@ -388,20 +424,27 @@ def _told(name: str, value: object, place: str, error: ValidationError, annotati
         near = get_close_matches(str(value), options, n=1)
         return Fault(
             f"`{name}` must be one of {', '.join(options)}",
-            repr(value),
+            shown(value),
             place,
             f"Did you mean `{near[0]}`?" if near else "Give one of them.",
         )
     context = first.get("ctx", {})
     bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
     words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    if first["type"] == "string_too_short":
+        return Fault(f"`{name}` must not be empty", shown(value), place, "Fill it in, or leave it out.")
+    if first["type"] == "string_too_long":
+        rule = f"`{name}` must be one character"
+        return Fault(rule, shown(value), place, "Correct the value.")
+    if first["type"] == "finite_number":
+        return Fault(f"`{name}` must be a finite number", shown(value), place, "Give a number, or leave it out.")
     if first["type"] in bounds:
         limit = bounds[first["type"]]
         return Fault(
-            f"`{name}` must be {words[limit]} {context[limit]:g}",
-            repr(value),
+            f"`{name}` must be {words[limit]} {whole(context[limit]):,}",
+            shown(value),
             place,
-            f"Give a number {words[limit]} {context[limit]:g}.",
+            f"Give a number {words[limit]} {whole(context[limit]):,}.",
         )
     kinds = [t.__name__ for t in _flat(annotation) if isinstance(t, type) and t is not type(None)]
     plain = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "dict": "a mapping"}
@@ -409,7 +452,7 @@ def _told(name: str, value: object, place: str, error: ValidationError, annotati
         dict.fromkeys(plain.get(k, "a mapping like {relative: 0.02}" if k == "RelativeTolerance" else k) for k in kinds)
     )
     remedy = "Write it without quotes." if isinstance(value, str) and rule != "text" else "Correct the value."
-    return Fault(f"`{name}` must be {rule or 'as described'}", repr(value), place, remedy)
+    return Fault(f"`{name}` must be {rule or 'as described'}", shown(value), place, remedy)
 
 
 def _flat(annotation: Any) -> list[Any]:
@@ -421,6 +464,20 @@ def _flat(annotation: Any) -> list[Any]:
     if origin is tuple:
         return [str]
     return [origin if origin is dict else annotation]
+
+
+def _one_role_each(data: Mapping[str, Any], task: str | None) -> list[Fault]:
+    """A column that is asked for and answered with at once teaches nothing."""
+    roles = ("text", "label") if task == "classification" else ("prompt", "completion")
+    if task is None or data.get("messages") is not None or not all(role in data for role in roles):
+        return []
+    asked, answer = (data[role] for role in roles)
+    names = [*([asked] if isinstance(asked, str) else asked), answer]
+    if len(set(names)) == len(names):
+        return []
+    place = " and ".join(f"data.{role}" for role in roles)
+    rule = "the columns that are trained on must be different ones"
+    return [Fault(rule, ", ".join(map(shown, names)), place, "Name another column.")]
 
 
 def _cross_rules(
@@ -445,13 +502,14 @@ def _cross_rules(
                     "Lower them; 0.15 each is usual.",
                 )
             )
+    faults += _one_role_each(data, task)
     metric = objective.get("metric")
     if metric is not None and metric not in METRICS:
         # No "did you mean": eval_loss is not eval/nll, and must not be read as it.
         faults.append(
             Fault(
                 "`metric` must be one of " + ", ".join(METRICS),
-                repr(metric),
+                shown(metric),
                 "objective.metric",
                 "Choose one of them by its full name.",
             )

@@ -38,7 +38,12 @@ for _tag, _pattern, _first in (
 
 def _integer(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
     text = str(loader.construct_scalar(node))
-    return int(text, 0) if text[:2] in ("0o", "0x") else int(text, 10)
+    value = int(text, 0) if text[:2] in ("0o", "0x") else int(text, 10)
+    if value.bit_length() > 63:
+        raise YamlFault(
+            f"line {node.start_mark.line + 1}: a whole number must fit into 64 bits; write it in quotes if it is text"
+        )
+    return value
 
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -68,6 +73,11 @@ def parse_yaml(text: str) -> Any:
         return yaml.load(text, Loader=_Loader)
     except YamlFault:
         raise
+    except RecursionError as error:
+        raise YamlFault("it is nested too deeply") from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlFault(f"line {line}: the character U+{error.character:04X} may not stand in it") from error
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

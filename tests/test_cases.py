@@ -200,7 +200,7 @@ def test_a_dead_tracking_server_neither_stops_nor_slows_a_study(run: Run) -> Non
     assert result["status"] in ("decided", "undecided") and result["test"]["n"] == 12
     assert result["mlflow"]["tracking_uri"] == "http://127.0.0.1:9"
     assert result["mlflow"]["parent_run_id"] is None
-    assert ran.err.count("can't be reached") == 1 and "spool" in ran.err and "sync" in ran.err
+    assert ran.err.count("cannot be reached") == 1 and "spool" in ran.err and "sync" in ran.err
     assert any((ran.folder / ".ranksearch" / "studies" / "server-down" / "spool").iterdir())
     assert all(t["state"] in ("COMPLETE", "PRUNED") for t in trials(ran, "server-down"))
 

@@ -23,9 +23,9 @@ BUDGET = {"trials": 6, "min_steps": 100, "max_steps": 300, "reduction_factor": 3
 
 
 def start(folder: Path, *more: str) -> subprocess.Popen[bytes]:
-    log = (folder / "log.txt").open("ab")
     command = [sys.executable, "-m", "ranksearch", "search", "spec.yaml", *more]
-    return subprocess.Popen(command, cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True)
+    with (folder / "log.txt").open("ab") as log:
+        return subprocess.Popen(command, cwd=folder, env=environment(), stdout=log, stderr=log, start_new_session=True)
 
 
 def finished(folder: Path) -> dict[int, Any]:
@@ -53,13 +53,13 @@ def test_a_driver_killed_five_times_ends_complete_with_nothing_trained_twice(tmp
     kept: dict[int, Any] = {}
     for kill in range(5):
         driver = start(folder, *(["--resume"] if kill else []))
-        # Anywhere between the first record of this session and some trials later.
-        wait_for(lambda: Store(folder / ".ranksearch").exists("tiny"))
         begun = len(finished(folder))
-        delay = dice.uniform(6, 16)
-        until = time.monotonic() + delay
-        while time.monotonic() < until and driver.poll() is None and len(finished(folder)) < begun + 3:
-            time.sleep(0.2)
+        # Any moment after a trial of this session has ended, except for the first kill: it may come before any has.
+        if kill:
+            wait_for(lambda: len(finished(folder)) > begun or driver.poll() is not None)  # noqa: B023
+        else:
+            wait_for(lambda: Store(folder / ".ranksearch").exists("tiny"))
+        time.sleep(dice.uniform(0, 4))
         driver.kill()
         driver.wait()
         now = finished(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,14 @@ def check(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     \b
     Example: ranksearch check search_spaces/quickstart.yaml
     """
+    from ranksearch.search.check import checked_json
+
     with stdout_for_json(as_json) as emit:
-        checked = _checked(spec, overrides)
+        try:
+            checked = _checked(spec, overrides)
+        except InputError as error:
+            emit(checked_json(error.faults))
+            raise
         emit(checked.as_json())
     for note in checked.notes:
         say(note)
@@ -88,7 +95,7 @@ def search(
     Example: ranksearch search search_spaces/quickstart.yaml
     """
     if tracking_uri is not None:
-        overrides = (*overrides, f"tracking.uri={tracking_uri!r}")
+        overrides = (*overrides, f"tracking.uri={json.dumps(tracking_uri)}")
     with stdout_for_json(as_json) as emit:
         record = _search(spec, overrides, address, resume, quiet)
         emit(record.result)

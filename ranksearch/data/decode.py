@@ -47,6 +47,9 @@ class Decoded:
 def read_bytes(path: Path, name: str) -> bytes | Fault:
     """The file's bytes, or why they can't be had."""
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # A pipe would keep us waiting, and a device may have no end.
+            return Fault("a data file must be a file", "a pipe or a device", name, "Save the rows to a file.")
         return path.read_bytes()
     except IsADirectoryError:
         return Fault("a data file must be a file", "a folder", name, f"Give its files by a pattern: {name}/*.csv.")

@@ -17,7 +17,7 @@ from ranksearch.data.decode import decode, read_bytes
 from ranksearch.data.delimited import DELIMITERS, read_delimited
 from ranksearch.data.jsonrows import read_json
 from ranksearch.data.table import File, Table, counted
-from ranksearch.errors import DataError, Fault
+from ranksearch.errors import DataError, Fault, shown
 
 __all__ = ["SUFFIXES", "read_source"]
 
@@ -56,7 +56,12 @@ def read_source(
             return [Table(File(source, "row"), faults=list(error.faults))]
     if kind == "hub":
         return [read_hub(name, part, wanted)]
-    paths = _paths(source, base_dir)
+    try:
+        paths = _paths(source, base_dir)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        fault = Fault("a data file must exist", f"{shown(source)} ({why})", "data." + part, "Correct the path.")
+        return [Table(File(source, "line"), faults=[fault])]
     if not paths:
         return [Table(File(source, "line"), faults=[_nothing(source, base_dir)])]
     return [_read_file(path, name, wanted, delimiter, encoding, exact) for path, name in paths]

@@ -40,6 +40,9 @@ def read_bytes(path: Path) -> bytes:
         EvidenceError: When it can't be read.
     """
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            # A pipe would keep us waiting, and a device may have no end.
+            raise OSError("a pipe or a device")
         return path.read_bytes()
     except OSError as error:
         raise EvidenceError(

@@ -249,7 +249,7 @@ def _curves(trial: TrialRecord) -> dict[str, dict[int, float | None]]:
 
 def _flat(config: TrialConfig, by_ratio: bool) -> dict[str, Any]:
     """A configuration by the space's names."""
-    plain = config.model_dump()
+    plain: dict[str, Any] = config.model_dump()
     groups = plain.pop("layer_group_lr")
     own = plain.pop("method_parameters")
     flat = plain | {f"layer_group_lr.{group}": value for group, value in groups.items()} | own

@@ -20,7 +20,7 @@ from ranksearch.search.worker import locate_model
 from ranksearch.spec import Examination, ModelSpec, examine_spec
 from ranksearch.strategies import make_strategy
 
-__all__ = ["Checked", "check_study", "plan_text"]
+__all__ = ["Checked", "check_study", "checked_json", "plan_text"]
 
 Targets = Mapping[str | tuple[str, ...], Sequence[ModuleFacts]]
 
@@ -90,13 +90,8 @@ class Checked:
             model = self.model.model_dump(mode="json", exclude={"modules"}) | {
                 "targets": {str(choice): [m.name for m in modules] for choice, modules in self.targets.items()}
             }
-        return {
-            "ok": not self.faults,
-            "faults": [{"rule": f.rule, "got": f.got, "place": f.place, "remedy": f.remedy} for f in self.faults],
-            "notes": list(self.notes),
-            "data": None if self.prepared is None else self.prepared.facts,
-            "model": model,
-        }
+        data = None if self.prepared is None else self.prepared.facts
+        return checked_json(self.faults, self.notes, data, model)
 
     def summary(self) -> str:
         """What was found, in a few lines."""
@@ -110,6 +105,22 @@ class Checked:
             lines.append(f"{m.architecture}: {m.parameters / 1e6:.1f} M parameters, {m.blocks} blocks")
             lines += [f"target_modules {c}: {len(modules)} layers" for c, modules in self.targets.items()]
         return "\n".join(lines)
+
+
+def checked_json(
+    faults: Sequence[Fault],
+    notes: Sequence[str] = (),
+    data: Mapping[str, Any] | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What `check --json` prints, of a spec that can't be read at all too."""
+    return {
+        "ok": not faults,
+        "faults": [{"rule": f.rule, "got": f.got, "place": f.place, "remedy": f.remedy} for f in faults],
+        "notes": list(notes),
+        "data": data,
+        "model": model,
+    }
 
 
 def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ranksearch.assets import fetch
 from ranksearch.data import Prepared
+from ranksearch.errors import DataError, Fault, shown
 from ranksearch.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -26,15 +27,26 @@ def locate_model(model: ModelSpec, base_dir: Path) -> str:
     An asset is fetched where it is needed, so that each node of a cluster gets its own copy.
 
     Raises:
-        DataError: When an asset can't be had.
+        DataError: When an asset can't be had, or the path is none.
         StoreError: When the asset cache can't be written.
     """
     if model.id.startswith("asset:"):
         return str(fetch(model.id.removeprefix("asset:")))
-    folder = Path(model.id).expanduser()
-    local = folder if folder.is_absolute() else base_dir / folder
-    # "org/name" is a hub id unless such a folder stands beside the spec.
-    return str(local) if local.is_dir() or model.id.startswith((".", "/", "~")) else model.id
+    try:
+        folder = Path(model.id).expanduser()
+        local = folder if folder.is_absolute() else base_dir / folder
+        # "org/name" is a hub id unless such a folder stands beside the spec.
+        return str(local) if local.is_dir() or model.id.startswith((".", "/", "~")) else model.id
+    except (OSError, RuntimeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise DataError(
+            Fault(
+                "a model must be a folder, a hub id or an asset",
+                f"{shown(model.id)} ({why.rstrip('.')})",
+                "model.id",
+                "Correct the path; it is relative to the spec.",
+            )
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,9 @@ class JointStrategy(Strategy):
 
     def next(self, trials: Sequence[TrialRecord], *, may_search: bool = True) -> Move:
         """See `Strategy.next`."""
-        searched = [t for t in trials if t.purpose == "search"]
+        # Where there are fewer records of any kind, none needs a look, which matters with thousands.
+        some = len(trials) < self.target() and may_search
+        searched = [] if some else [t for t in trials if t.purpose == "search"]
         if len(searched) < self.target() and may_search:
             return Order("search", "search", self.reason, self.question.seed, prune=self.prunes)
         if any(not t.finished for t in searched):

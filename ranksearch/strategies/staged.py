@@ -278,7 +278,7 @@ def expected_gain(losses: Sequence[float], further: int) -> float:
 
     The mean over all orders of what the newest draws of the sample have lowered its minimum by: E[min of n - k] - min
     of n, exactly, from the order statistics. The expected minimum of n draws is convex in n, so the next k gain no
-    more than the last k did. A sampler that learns may do better than independent draws, which the margin allows for.
+    more than the last k did. That holds for independent draws; a sampler that learns may gain more.
 
     Args:
         losses: The sample, smaller is better.
