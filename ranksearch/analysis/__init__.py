@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ranksearch.analysis.columns import TRIAL_COLUMNS, Column, about
 from ranksearch.analysis.costs import Overhead, Paid, overhead, paid
+from ranksearch.analysis.coupling import Coupling, rate_coupling
 from ranksearch.analysis.frames import reports_frame, trials_frame
 from ranksearch.analysis.importance import Importances, importances
 from ranksearch.analysis.ranks import Trouble, best_per_rank, best_single, troubles
@@ -15,6 +16,7 @@ from ranksearch.analysis.rungs import LastRung, RungCorrelation, last_rung, rung
 __all__ = [
     "TRIAL_COLUMNS",
     "Column",
+    "Coupling",
     "Importances",
     "LastRung",
     "Overhead",
@@ -28,6 +30,7 @@ __all__ = [
     "last_rung",
     "overhead",
     "paid",
+    "rate_coupling",
     "reports_frame",
     "rung_correlation",
     "troubles",

@@ -11,6 +11,7 @@ from typing import Any
 
 import altair as alt
 
+from ranksearch import analysis
 from ranksearch.report.drawing import (
     FEW,
     PURPOSES,
@@ -199,8 +200,8 @@ def truncation(material: Material) -> Plot | None:
     )
     caption = (
         f"Trial {cut.number} was trained at rank {cut.config.r}, then cut down by SVD and measured without further "
-        "training. Where the curve leaves the dashed line, ranks begin to cost quality; training at a small rank does "
-        "better than cutting down to it."
+        "training. Where the curve leaves the dashed line, ranks begin to cost quality. A small rank that is trained "
+        "itself may do better or worse than this, so the ranks around that point are trained too."
     )
     return Plot(name, title, caption, finish(alt.layer(curve, *layers), f"{title}. {caption}"))
 
@@ -314,7 +315,7 @@ def rates(material: Material) -> Plot:
     caption = (
         f"One mark a trial before the decision. Filled and coloured: completed, by {material.metric} at the full "
         "budget, blue is better. Grey outlines did not get there, so their values can't be compared; the shape says "
-        "why."
+        f"why. {analysis.rate_coupling(material.study, material.trials).sentence()}"
     )
     return Plot(name, title, caption, finish(alt.layer(*layers), f"{title}. {caption}"))
 
