@@ -25,6 +25,8 @@ class Comparison(NamedTuple):
 
     means: Floats
     """Mean loss of each rank, (..., ranks)."""
+    gaps: Floats
+    """How much it is above the least of the other ranks' means, below 0 for the best, (..., ranks)."""
     residual_sd: Floats
     """Pooled residual standard deviation, (...)."""
     bounds: Floats
@@ -48,7 +50,7 @@ def dunnett_constant(comparisons: int, degrees_of_freedom: int, error: float) ->
     Args:
         comparisons: Ranks compared with the best, at least 1.
         degrees_of_freedom: Of the variance estimate, at least 1.
-        error: Probability above the quantile, in [0.001, 0.5].
+        error: Probability above the quantile, in [0.0001, 0.5].
 
     Raises:
         PlanError: An argument is out of its range.
@@ -58,7 +60,7 @@ def dunnett_constant(comparisons: int, degrees_of_freedom: int, error: float) ->
         for name, value, rule, holds in (
             ("comparisons", comparisons, "at least 1", comparisons >= 1),
             ("degrees_of_freedom", degrees_of_freedom, "at least 1", degrees_of_freedom >= 1),
-            ("error", error, "in [0.001, 0.5]", 0.001 <= error <= 0.5),
+            ("error", error, "in [0.0001, 0.5]", 0.0001 <= error <= 0.5),
         )
         if not holds
     ]
@@ -122,5 +124,6 @@ def compare_with_best(losses: Floats, error: float) -> Comparison:
     best_other = np.where(is_best, ordered[..., 1:2], ordered[..., :1])
     constant = dunnett_constant(ranks - 1, freedom, error)
     width = constant * residual_sd * math.sqrt(2 / seeds)
-    bounds = np.maximum(0.0, means - best_other + width[..., None])
-    return Comparison(means, residual_sd, bounds, freedom, constant)
+    gaps = means - best_other
+    bounds = np.maximum(0.0, gaps + width[..., None])
+    return Comparison(means, gaps, residual_sd, bounds, freedom, constant)

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ranksearch.config import TrialConfig
 from ranksearch.lora import ModelFacts
@@ -44,6 +43,78 @@ def _finite(value: object) -> object:
 Measured = Annotated[float | None, BeforeValidator(_finite)]
 
 
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+"""A whole number that tables can hold."""
+
+
+class _Shape(BaseModel):
+    """What must stand in a part of a record that others may have written; more may."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _ModelShape(_Shape):
+    id: str
+
+
+class _DataShape(_Shape):
+    train: str
+
+
+class _ObjectiveShape(_Shape):
+    metric: str
+    direction: Literal["minimize", "maximize"]
+
+
+class _BudgetShape(_Shape):
+    max_steps: Annotated[int, Field(ge=1)]
+
+
+class _ResourcesShape(_Shape):
+    gpus_per_trial: float
+
+
+class _SpecShape(_Shape):
+    task: str
+    model: _ModelShape
+    data: _DataShape
+    objective: _ObjectiveShape
+    budget: _BudgetShape
+    resources: _ResourcesShape
+    seeds: Annotated[int, Field(ge=1)]
+
+
+class _FactsShape(_Shape):
+    parts: dict[str, dict[str, Any]] = {}
+
+
+class _PointShape(_Shape):
+    r: int
+
+
+class _DecisionShape(_Shape):
+    status: str
+    why: str
+    curve: list[_PointShape] = []
+
+
+class _RecommendedShape(_Shape):
+    r: int
+    target_modules: str | list[str] = []
+
+
+def _shaped(shape: type[_Shape]) -> AfterValidator:
+    def check(value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            shape.model_validate(value)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        return value
+
+    return AfterValidator(check)
+
+
 class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -51,15 +122,15 @@ class _Record(BaseModel):
 class RungReport(_Record):
     """One evaluation of one trial."""
 
-    step: int
+    step: Whole
     """Optimizer steps done."""
-    samples: int
+    samples: Whole
     """Training rows seen."""
-    fidelity: int
+    fidelity: Whole
     """The budget spent, in steps at the study's reference batch size: what rungs are compared at."""
     metrics: dict[str, Measured]
     """`eval/...`, `train/...` and `cost/...` by name; null where the value was not finite."""
-    at: datetime
+    at: AwareDatetime
 
 
 class TruncationPoint(_Record):
@@ -68,20 +139,20 @@ class TruncationPoint(_Record):
     kind: Literal["uniform", "pattern"]
     """"uniform": the same rank in every layer. "pattern": one threshold on singular values over all layers, with as
     many ranks in all."""
-    r: int
+    r: Whole
     """The rank; for a pattern, its mean over the layers, rounded."""
     metrics: dict[str, Measured]
-    trainable_parameters: int
-    rank_pattern: dict[str, int] = {}
+    trainable_parameters: Whole
+    rank_pattern: dict[str, Whole] = {}
     """Layer -> rank, for a pattern."""
 
 
 class Cost(_Record):
     """What a trial has used so far, summed over its attempts where it had to start again."""
 
-    steps: int = 0
-    samples: int = 0
-    tokens: int = 0
+    steps: Whole = 0
+    samples: Whole = 0
+    tokens: Whole = 0
     """Tokens of the training rows seen, padding not counted."""
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
@@ -95,7 +166,7 @@ class TrialRecord(_Record):
     """One configuration trained with one seed."""
 
     schema_version: int = SCHEMA_VERSION
-    number: int
+    number: Whole
     purpose: Purpose
     stage: str
     """The strategy's own name for the step that it belongs to: "search", "decide"."""
@@ -106,8 +177,8 @@ class TrialRecord(_Record):
     """The values by the space's own flat names ("layer_group_lr.top"), as the sampler must be told them."""
     held: tuple[str, ...] = ()
     """Of these, what the strategy held fixed while the sampler proposed the rest."""
-    seed: int
-    max_steps: int
+    seed: Whole
+    max_steps: Whole
     """Optimizer steps of a full run of this configuration."""
     prune: bool
     """Whether early stopping may end it."""
@@ -116,13 +187,13 @@ class TrialRecord(_Record):
     """Why it was pruned or failed, in a sentence."""
     violation: Literal["diverged", "out_of_memory"] | None = None
     """A configuration that can't be trained: told to the sampler as a violated constraint."""
-    attempts: int = 0
+    attempts: Whole = 0
     """Times that it was started."""
     failures: tuple[str, ...] = ()
     """Why its infrastructure failed, one sentence a time; it is queued again at most three times."""
     reports: tuple[RungReport, ...] = ()
     cost: Cost = Cost()
-    trainable_parameters: int | None = None
+    trainable_parameters: Whole | None = None
     target_modules: tuple[str, ...] = ()
     """The modules adapted, as the shortest name endings that mean exactly them."""
     truncation: tuple[TruncationPoint, ...] = ()
@@ -133,9 +204,9 @@ class TrialRecord(_Record):
     """Host and process that ran it last."""
     device: str | None = None
     """What it was trained on: "cpu" or "cuda"."""
-    created_at: datetime
-    started_at: datetime | None = None
-    finished_at: datetime | None = None
+    created_at: AwareDatetime
+    started_at: AwareDatetime | None = None
+    finished_at: AwareDatetime | None = None
 
     @property
     def finished(self) -> bool:
@@ -157,9 +228,9 @@ class TestResult(_Record):
 
     __test__ = False  # not a test class, whatever its name says
 
-    trial: int
-    n: int
-    looks: int = 1
+    trial: Whole
+    n: Whole
+    looks: Whole = 1
     """Times that the test rows were looked at; above 1 when a study went on and ended at another configuration."""
     metrics: dict[str, Measured]
     """By bare name: "nll", "accuracy", "macro_f1"."""
@@ -172,8 +243,8 @@ class StudyRecord(_Record):
     name: str
     study_id: str
     """Random, so that two studies of one name on one MLflow server stay apart."""
-    created_at: datetime
-    spec: dict[str, Any]
+    created_at: AwareDatetime
+    spec: Annotated[dict[str, Any], _shaped(_SpecShape)]
     """The spec as resolved, all defaults filled in, no secrets."""
     fingerprint: str
     """Hash over what makes results comparable: data, space, model, objective, method, step budget."""
@@ -182,14 +253,14 @@ class StudyRecord(_Record):
     precision: str = "auto"
     """What `precision` came to on the workers' hardware, settled once for the study."""
     model: ModelFacts
-    data: dict[str, Any]
+    data: Annotated[dict[str, Any], _shaped(_FactsShape)]
     """The data's facts: rows kept and left out, classes, tokens, hash of each split."""
     plan: dict[str, Any]
     state: Literal["RUNNING", "INTERRUPTED", "DONE", "FAILED"] = "RUNNING"
     sessions: tuple[dict[str, Any], ...] = ()
     """One entry a driver: when it began and ended, workers, hardware, why it stopped."""
-    decision: dict[str, Any] | None = None
-    recommended: dict[str, Any] | None = None
+    decision: Annotated[dict[str, Any], _shaped(_DecisionShape)] | None = None
+    recommended: Annotated[dict[str, Any], _shaped(_RecommendedShape)] | None = None
     test: TestResult | None = None
     result: dict[str, Any] | None = Field(default=None)
     """The JSON that `search --json` printed at its end."""

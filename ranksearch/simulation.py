@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,13 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from ranksearch.comparisons import Floats, compare_with_best
-from ranksearch.decision import ERROR, LOOKS
+from ranksearch.comparisons import Comparison, Floats, compare_with_best, dunnett_constant
+from ranksearch.decision import ERROR, HOPE, LOOKS, look_error
 
-__all__ = ["CURVES", "NOISES", "RULES", "Noise", "Rates", "Rule", "draw_residuals", "simulate"]
+__all__ = ["CURVES", "NOISES", "RULES", "Noise", "Rates", "Rule", "decide_as_staged", "draw_residuals", "simulate"]
 
-Rule = Literal["ours", "paired t", "1 SE", "best mean"]
-RULES: tuple[Rule, ...] = ("ours", "paired t", "1 SE", "best mean")
+Rule = Literal["ours", "fixed looks", "paired t", "1 SE", "best mean"]
+RULES: tuple[Rule, ...] = ("ours", "fixed looks", "paired t", "1 SE", "best mean")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,8 @@ class Rates:
     """Decided on the smallest rank that truly loses at most the tolerance."""
     decided_by: tuple[float, ...]
     """Decided at this look or an earlier one, for each look."""
+    seeds: float
+    """Mean number of seeds of a study, at least 1."""
 
 
 def simulate(
@@ -81,7 +84,8 @@ def simulate(
 
     The rules:
 
-    - "ours": the smallest rank whose bound is at most the tolerance, ERROR shared by the looks.
+    - "ours": as `StagedStrategy` spends seeds and decides, see `decide_as_staged`.
+    - "fixed looks": the smallest rank whose bound is at most the tolerance, at the first look that has one.
     - "paired t": from the best mean downwards, as long as the one-sided 95 % paired t bound of the next smaller rank
       against the best mean is at most the tolerance. It settles at the first look that lets it step down, and at the
       last takes what it has, if only the best mean.
@@ -98,30 +102,46 @@ def simulate(
     """
     truth = np.asarray(curve, dtype=np.float64)
     losses = truth[:, None] + draw_residuals(len(truth), looks[-1], residual_sd, noise, repeats, seed)
-    chosen: dict[Rule, NDArray[np.intp]] = {rule: np.full(repeats, -1) for rule in RULES}
-    decided_by: dict[Rule, list[float]] = {rule: [] for rule in RULES}
-    for look in looks:
-        seen = losses[:, :, :look]
-        picks: dict[Rule, NDArray[np.intp]] = {
-            "ours": _ours(seen, ERROR / len(looks)),
-            "paired t": _paired_t(seen, last=look == looks[-1]),
-            "1 SE": _one_standard_error(seen),
-            "best mean": seen.mean(axis=-1).argmin(axis=-1),
-        }
-        for rule, pick in picks.items():
-            chosen[rule] = np.where(chosen[rule] < 0, pick, chosen[rule])
-            decided_by[rule].append(float(np.mean(chosen[rule] >= 0)))
+    found = [compare_with_best(losses[:, :, :look], look_error(looks, look)) for look in looks]
+    certified = [_certified(each) for each in found]
+    by_look: dict[Rule, tuple[Sequence[NDArray[np.intp]], NDArray[np.intp]]] = {
+        "ours": _as_staged(found, certified, looks),
+        "fixed looks": _first_decided(certified, looks),
+        "paired t": _first_decided([_paired_t(losses[:, :, :n], last=n == looks[-1]) for n in looks], looks),
+        "1 SE": _first_decided([_one_standard_error(losses[:, :, : looks[0]])], looks),
+        "best mean": _first_decided([found[0].means.argmin(axis=-1)], looks),
+    }
     loss = truth - truth.min()
     smallest = int(np.argmax(loss <= 1))
     return {
         rule: Rates(
-            error=float(np.mean((pick >= 0) & (loss[pick] > 1))),
-            undecided=1 - decided_by[rule][-1],
-            exact=float(np.mean(pick == smallest)),
-            decided_by=tuple(decided_by[rule]),
+            error=float(np.mean((picks[-1] >= 0) & (loss[picks[-1]] > 1))),
+            undecided=float(np.mean(picks[-1] < 0)),
+            exact=float(np.mean(picks[-1] == smallest)),
+            decided_by=tuple(float(np.mean(pick >= 0)) for pick in picks),
+            seeds=float(np.mean(seeds)),
         )
-        for rule, pick in chosen.items()
+        for rule, (picks, seeds) in by_look.items()
     }
+
+
+def decide_as_staged(losses: Floats, looks: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """What `StagedStrategy` decides, over a batch of rank x seed tables, its ladder in the order of the ranks.
+
+    It goes on to the next look while the mean of a rank below the certified one is within the tolerance, or none is
+    certified, and at most HOPE times the last look's seeds are estimated to certify such a rank. The newest look that
+    certifies a rank decides.
+
+    Args:
+        losses: (studies, ranks, seeds), in tolerances, smaller is better; as many seeds as the last look has.
+        looks: Numbers of seeds at which it may decide, rising.
+
+    Returns:
+        The index of the chosen rank of each study, -1 where undecided, and the seeds that it used.
+    """
+    found = [compare_with_best(losses[:, :, :look], look_error(looks, look)) for look in looks]
+    picks, seeds = _as_staged(found, [_certified(each) for each in found], looks)
+    return picks[-1], seeds
 
 
 def draw_residuals(ranks: int, seeds: int, sd: float, noise: Noise, repeats: int, seed: int) -> Floats:
@@ -145,9 +165,44 @@ def draw_residuals(ranks: int, seeds: int, sd: float, noise: Noise, repeats: int
     return np.asarray(sd * (root @ draws))
 
 
-def _ours(losses: Floats, error: float) -> NDArray[np.intp]:
-    within = compare_with_best(losses, error).bounds <= 1
+def _certified(found: Comparison) -> NDArray[np.intp]:
+    within = found.bounds <= 1
     return np.where(within.any(axis=-1), within.argmax(axis=-1), -1)
+
+
+def _first_decided(
+    picks: Sequence[NDArray[np.intp]], looks: Sequence[int]
+) -> tuple[list[NDArray[np.intp]], NDArray[np.intp]]:
+    """What a rule has chosen up to each look when its first choice stands, and the seeds that it used."""
+    chosen, seeds = picks[0], np.full(len(picks[0]), looks[0])
+    kept = [chosen]
+    for look, pick in zip(looks[1:], picks[1:], strict=False):
+        seeds = np.where(chosen < 0, look, seeds)
+        chosen = np.where(chosen < 0, pick, chosen)
+        kept.append(chosen)
+    return kept, seeds
+
+
+def _as_staged(
+    found: Sequence[Comparison], certified: Sequence[NDArray[np.intp]], looks: Sequence[int]
+) -> tuple[list[NDArray[np.intp]], NDArray[np.intp]]:
+    """What is chosen up to each look, and the seeds that are used."""
+    ranks = found[0].means.shape[-1]
+    most = int(HOPE * looks[-1])
+    hoped = dunnett_constant(ranks - 1, (ranks - 1) * (most - 1), look_error(looks, most)) * math.sqrt(2 / most)
+    chosen, going = np.full_like(certified[0], -1), np.full(certified[0].shape, True)
+    seeds = np.zeros_like(chosen)
+    kept = []
+    for look, each, pick in zip(looks, found, certified, strict=True):
+        seeds = np.where(going, look, seeds)
+        chosen = np.where(going & (pick >= 0), pick, chosen)
+        kept.append(chosen)
+        guess = (each.means - each.means.min(axis=-1, keepdims=True) <= 1).argmax(axis=-1)
+        # The bound after so many seeds, were means and residual SD as they are.
+        near = each.gaps + hoped * each.residual_sd[..., None] <= 1
+        likely = np.take_along_axis(near, guess[..., None], axis=-1)[..., 0]
+        going &= np.where(chosen < 0, near.any(axis=-1), likely & (guess < chosen))
+    return kept, seeds
 
 
 def _paired_t(losses: Floats, *, last: bool) -> NDArray[np.intp]:
@@ -185,16 +240,20 @@ def _print_head(*cells: str) -> None:
 def _print_rules(looks: tuple[int, ...], residual_sd: float) -> None:
     at = ", ".join(map(str, looks))
     print(f"\n### Looks at {at} seeds, residual SD {residual_sd:.2f} tolerances\n")
-    decided = [f"ours: decided by {look}" for look in looks]
-    others = [f"{rule}: error / exact" for rule in RULES[1:]]
-    _print_head("curve", "noise", "ours: error", "exact", *decided, *others)
+    shown = RULES if len(looks) > 1 else tuple(rule for rule in RULES if rule != "fixed looks")
+    columns = [f"{rule}: error / undecided / exact / seeds" for rule in shown[:-2]]
+    columns += [f"{rule}: error / exact" for rule in shown[-2:]]
+    _print_head("curve", "noise", *(f"decided by {look}" for look in looks), *columns)
     for name, curve in CURVES.items():
         for noise in NOISES:
-            rates = simulate(curve, residual_sd=residual_sd, looks=looks, noise=noise)
-            ours = rates["ours"]
-            compared = (f"{_percent(rates[rule].error)} / {_percent(rates[rule].exact)}" for rule in RULES[1:])
-            by_look = map(_percent, ours.decided_by)
-            _print_row(name, noise, _percent(ours.error), _percent(ours.exact), *by_look, *compared)
+            found = simulate(curve, residual_sd=residual_sd, looks=looks, noise=noise)
+            by_look = map(_percent, found["ours"].decided_by)
+            cells = [
+                f"{_percent(rates.error)} / {_percent(rates.undecided)} / {_percent(rates.exact)} / {rates.seeds:.1f}"
+                for rates in (found[rule] for rule in shown[:-2])
+            ]
+            cells += [f"{_percent(found[rule].error)} / {_percent(found[rule].exact)}" for rule in shown[-2:]]
+            _print_row(name, noise, *by_look, *cells)
 
 
 def _print_limits() -> None:
@@ -216,8 +275,26 @@ def _print_limits() -> None:
         _print_row(noise, *map(_percent, worst))
 
 
+def _print_subsets() -> None:
+    print("\n### Ranks that were not compared: decisions that lose more than the tolerance against all six ranks\n")
+    columns = [f"rank {i + 1} of 6 as the middle" for i in range(6)]
+    _print_head("curve", *columns)
+    for name, curve in CURVES.items():
+        truth = np.asarray(curve)
+        losses = truth[:, None] + draw_residuals(6, LOOKS[-1], 1 / 3, Noise(), 10_000, 0)
+        errors = []
+        for middle in range(6):
+            first = max(0, min(middle - 1, 2))
+            compared = sorted({first, first + 1, first + 2, 5})
+            picks, _ = decide_as_staged(losses[:, compared], LOOKS)
+            lost = (truth[compared] - truth.min())[picks] > 1
+            errors.append(float(np.mean((picks >= 0) & lost)))
+        _print_row(name, *map(_percent, errors))
+
+
 if __name__ == "__main__":
     for each_looks in ((3,), LOOKS):
         for each_sd in (1 / 3, 0.75):
             _print_rules(each_looks, each_sd)
     _print_limits()
+    _print_subsets()

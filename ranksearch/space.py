@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from ranksearch.config import LayerGroupLr, TrialConfig, whole
 from ranksearch.errors import Fault, shown
@@ -449,7 +449,7 @@ def _read_range(
     return (LogRange if kind == "log" else UniformRange)(float(low), float(high)), None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int | float]:
     """Whether it is a number that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False

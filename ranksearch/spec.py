@@ -152,9 +152,9 @@ class ResourcesSpec(_Section):
 class TrackingSpec(_Section):
     """Where MLflow is."""
 
-    uri: str | None = None
+    uri: Annotated[str, Field(min_length=1)] | None = None
     """Null = a sqlite file under RANKSEARCH_HOME."""
-    experiment: str | None = None
+    experiment: Annotated[str, Field(min_length=1)] | None = None
     """Null = the study's name."""
 
 

@@ -26,7 +26,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from ranksearch.errors import Fault, SpecError, StoreError
+from ranksearch.errors import Fault, SpecError, StoreError, shown
 from ranksearch.records import SCHEMA_VERSION, StudyRecord, TrialRecord
 
 _Record = TypeVar("_Record", bound=BaseModel)
@@ -42,11 +42,17 @@ def default_home() -> Path:
 def write_atomic(path: Path, data: bytes | str) -> None:
     """Writes a file so that a reader sees the old text or the new one, never half, even after a power cut.
 
+    A link is followed, as any other program that writes to it would.
+
     Raises:
-        StoreError: When the folder can't be written to or the disk is full.
+        StoreError: When the folder can't be written to, the disk is full, or the path is no regular file: renaming
+            over a device or a pipe would take it from everyone.
     """
     content = data.encode() if isinstance(data, str) else data
     try:
+        path = Path(os.path.realpath(path))
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is a folder, a device or a pipe")
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
@@ -76,7 +82,7 @@ def _machine_fault(path: Path, error: OSError) -> StoreError:
     remedy = (
         "Free some disk space, then go on with --resume."
         if full
-        else "Set RANKSEARCH_HOME to a folder that you may write to."
+        else "Choose a place that you may write to; RANKSEARCH_HOME says where studies lie."
     )
     return StoreError(f"{path} can't be written: {error.strerror or error}. {remedy}")
 
@@ -96,13 +102,22 @@ class Store:
         return self.home / "studies" / name
 
     def studies(self) -> list[str]:
-        """Names of all studies, sorted."""
+        """Names of all studies, sorted.
+
+        Raises:
+            StoreError: When the home is no folder.
+        """
+        if self.home.exists() and not self.home.is_dir():
+            raise StoreError(f"{self.home} must be a folder, but is a file. Set RANKSEARCH_HOME to a folder.")
         root = self.home / "studies"
         return sorted(p.parent.name for p in root.glob("*/study.json")) if root.is_dir() else []
 
     def exists(self, name: str) -> bool:
         """Whether a study of this name has begun."""
-        return (self.folder(name) / "study.json").is_file()
+        # A path would lead out of the folder, or be another name of a study within.
+        plain = name == os.path.basename(name) and name not in ("", ".", "..")
+        # os.path says no to a name that is too long or holds a zero byte, where pathlib raises.
+        return plain and os.path.isfile(self.folder(name) / "study.json")
 
     def open(self, name: str) -> StudyFolder:
         """The study's folder, for reading.
@@ -115,7 +130,7 @@ class Store:
             raise SpecError(
                 Fault(
                     "the study must exist",
-                    name,
+                    shown(name),
                     str(self.home / "studies"),
                     f"The studies there are: {there}. RANKSEARCH_HOME chooses another home.",
                 )
@@ -155,7 +170,7 @@ class StudyFolder:
         Raises:
             StoreError: When a record is torn or of a newer version; it names the file.
         """
-        return [_read(p, TrialRecord) for p in sorted((self.path / "trials").glob("[0-9]*.json"))]
+        return [_read_trial(p) for p in sorted((self.path / "trials").glob("[0-9]*.json"))]
 
     def write_study(self, study: StudyRecord) -> None:
         """Writes the study's record; raises StoreError like `write_atomic`."""
@@ -207,25 +222,39 @@ class StudyFolder:
             os.close(handle)
 
 
+def _read_trial(path: Path) -> TrialRecord:
+    record = _read(path, TrialRecord)
+    if path.stem != f"{record.number:05d}":
+        raise StoreError(
+            f"{path} holds trial {record.number}, which must lie in {record.number:05d}.json, or it would count twice. "
+            "Move it away."
+        )
+    return record
+
+
 def _read(path: Path, kind: type[_Record]) -> _Record:
     try:
         text = path.read_bytes()
     except OSError as error:
         raise StoreError(f"{path} can't be read: {error.strerror}.") from error
+    version = None
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
+        version = json.loads(text).get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path} was written by a newer ranksearch (schema {version}, this one reads up to {SCHEMA_VERSION}). "
+            "Upgrade ranksearch."
+        )
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:
-        version = None
-        with contextlib.suppress(ValueError, AttributeError):
-            version = json.loads(text).get("schema_version")
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{path} was written by a newer ranksearch (schema {version}, this one reads up to {SCHEMA_VERSION}). "
-                "Upgrade ranksearch."
-            ) from error
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise StoreError(
             f"{path} is not a whole record: {where}: {first['msg']}. "
-            "Move it away to go on without it; the trial is then run again."
+            + (
+                "Move it away to go on without it; the trial is then run again."
+                if kind is TrialRecord
+                else "Put back a copy of it, or move the study's folder away and begin again."
+            )
         ) from error

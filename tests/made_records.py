@@ -166,6 +166,8 @@ def study(trials: Sequence[TrialRecord] = (), **changes: Any) -> StudyRecord:
         "spec": {
             "name": "trec50-made",
             "task": "classification",
+            "model": {"id": "asset:minilm-l6"},
+            "data": {"train": "asset:trec-50"},
             "space": SPACE,
             "objective": {"metric": "eval/nll", "direction": "minimize", "tolerance": 0.03},
             "budget": {"trials": 16, "min_steps": 45, "max_steps": 130, "reduction_factor": 3},

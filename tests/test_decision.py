@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ranksearch.comparisons import dunnett_constant
-from ranksearch.decision import MOST_SEEDS, Decision, decide, looks, relative_tolerance
+from ranksearch.decision import ERROR, LOOKS, MOST_SEEDS, Decision, decide, look_error, looks, relative_tolerance
 from ranksearch.errors import InputError, PlanError
 
 LADDER = (2, 4, 8, 16, 32, 64)
@@ -48,7 +48,7 @@ def test_the_smallest_rank_within_the_tolerance_is_chosen_not_the_best() -> None
     chosen = point(found, 8)
     assert chosen.loss < chosen.upper_bound <= 0.03
     assert f"{chosen.loss:.3g} worse than that of the best, r=64" in found.why
-    assert f"at most {chosen.upper_bound:.3g} (over 3 seeds, error 1.25 % at this look)" in found.why
+    assert f"at most {chosen.upper_bound:.3g} (over 3 seeds, error 3.5 % at this look)" in found.why
 
 
 def test_a_curve_that_still_falls_at_the_largest_rank_says_widen_r() -> None:
@@ -73,7 +73,7 @@ def test_too_much_noise_ends_undecided_with_the_number_of_seeds_that_would_do() 
     lowest, second = sorted(p.mean for p in found.curve)[:2]
 
     def bound(seeds: int) -> float:
-        constant = dunnett_constant(5, 5 * (seeds - 1), 0.0125)
+        constant = dunnett_constant(5, 5 * (seeds - 1), look_error(LOOKS, seeds))
         return lowest - second + constant * found.residual_sd * math.sqrt(2 / seeds)
 
     assert bound(3 + found.more_seeds) <= 0.03 < bound(3 + found.more_seeds - 1)
@@ -147,7 +147,8 @@ def test_a_seed_that_one_rank_lacks_is_left_out_for_all_and_told() -> None:
         "Seed 103 is left out: no value with it at r=16.",
     )
     kept = {r: {s: row[s] for s in (100, 102, 104)} for r, row in values.items()}
-    assert [p.upper_bound for p in found.curve] == [p.upper_bound for p in decided(kept).curve]
+    # Five seeds were tried: it is the second look, at that look's error.
+    assert [p.upper_bound for p in found.curve] == [p.upper_bound for p in decided(kept, looks=(2, 3)).curve]
 
 
 def test_a_rank_whose_runs_all_diverged_is_named_and_does_not_stop_the_others() -> None:
@@ -178,13 +179,38 @@ def test_a_number_of_seeds_between_the_looks_decides_nothing() -> None:
     assert decided(values, looks=(2, 3)).more_seeds is None
 
 
-def test_the_error_is_shared_by_the_looks() -> None:
+@pytest.mark.parametrize("given", [(3,), LOOKS, (2, 3, 5, 8, 12, 20), tuple(range(2, 40))])
+def test_the_looks_share_the_error_and_the_first_takes_most(given: tuple[int, ...]) -> None:
+    shares = [look_error(given, seeds) for seeds in given]
+    assert sum(shares) <= ERROR and shares[0] == pytest.approx(0.035)
+    assert shares == sorted(shares, reverse=True) and shares[-1] > 0
+
+
+def test_a_look_past_the_fourth_brings_the_error_no_higher_even_where_max_seeds_rose_from_a_look_of_its_own() -> None:
+    first, then = looks(3, 10), looks(3, 12)
+    spent = {*((n, look_error(first, n)) for n in first), *((n, look_error(then, n)) for n in then)}
+    assert {n for n, _ in spent} == {3, 5, 8, 10, 12} and len(spent) == 5
+    assert sum(error for _, error in spent) <= ERROR
+
+
+def test_between_two_looks_the_bounds_are_those_of_the_next_and_past_the_last_those_of_the_last() -> None:
+    assert look_error(LOOKS, 2) == look_error(LOOKS, 3)
+    assert look_error(LOOKS, 4) == look_error(LOOKS, 5) < look_error(LOOKS, 3)
+    assert look_error(LOOKS, 40) == look_error(LOOKS, 12) < look_error(LOOKS, 8)
+
+
+def test_a_study_that_may_go_on_decides_at_its_first_look_as_one_that_may_not() -> None:
     values = table([0.5] * 6, seeds=3, sd=0.01)
-    four, one = decided(values), decided(values, looks=(3,))
-    assert (four.error, one.error) == (0.0125, 0.05)
-    assert four.constant == dunnett_constant(5, 10, 0.0125)
-    assert one.constant == dunnett_constant(5, 10, 0.05)
-    assert all(a.upper_bound > b.upper_bound for a, b in zip(four.curve, one.curve, strict=True) if a.upper_bound)
+    four, one = decided(values), decided(values, looks=looks(3, 3))
+    assert four == one
+    assert one.constant == dunnett_constant(5, 10, look_error(LOOKS, 3))
+    later = decided(table([0.5] * 6, seeds=5, sd=0.01))
+    assert later.constant == dunnett_constant(5, 20, look_error(LOOKS, 5))
+
+
+def test_the_answer_speaks_of_the_ranks_that_were_compared() -> None:
+    found = decided(table([0.5] * 3, seeds=3, sd=0.002, ranks=(4, 8, 64)))
+    assert "the smallest rank, of the 3 compared" in found.why and "against the best of them" in found.why
 
 
 @pytest.mark.parametrize(

@@ -528,3 +528,56 @@ def test_exporting_needs_neither_torch_nor_ray() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("r", 8.5),
+        ("r", 10**400),
+        ("lora_dropout", "x"),
+        ("lora_dropout", 5),
+        ("use_rslora", "yes"),
+        ("weight_decay", float("nan")),
+        ("warmup_steps", -1),
+        ("max_steps", 1.5),
+        ("target_modules", [""]),
+        ("task", "nonsense"),
+        ("seed", "x"),
+        ("gradient_checkpointing", "x"),
+        ("max_length", -5),
+    ],
+)
+def test_a_value_that_no_run_could_have_is_refused_by_name(tmp_path: Path, name: str, value: object) -> None:
+    told = {"r": 8, "lora_alpha": 32, "learning_rate": 1e-3, "target_modules": ["query"]} | NEUTRAL
+    (tmp_path / "r.json").write_text(json.dumps({"recommended": told | {name: value}}))
+    with pytest.raises(ExportError, match=f"`{name}` must be"):
+        read_source(tmp_path / "r.json", Store(tmp_path))
+
+
+def test_json_that_is_nested_without_end_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text("[" * 100_000)
+    with pytest.raises(ExportError, match="must be a JSON file"):
+        read_source(tmp_path / "r.json", Store(tmp_path))
+
+
+def test_a_name_that_is_a_study_and_a_file_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish_study(tmp_path / "home", "both", values_of({8: 0.0, 16: 0.0}))
+    (tmp_path / "both").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ExportError, match="not both"):
+        read_source("both", Store(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("adapter", ["a\0b", "x" * 5000])
+def test_an_adapter_that_no_folder_can_be_called_is_refused(tmp_path: Path, adapter: str) -> None:
+    finish_study(tmp_path, "s", values_of({8: 0.0, 16: 0.0}), adapter=adapter)
+    with pytest.raises(ExportError, match="must lie in a folder"):
+        export(study_source(Store(tmp_path), "s"), "peft", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_can_not_be_called_so_is_the_machines_fault(tmp_path: Path) -> None:
+    finish_study(tmp_path, "s", values_of({8: 0.0, 16: 0.0}), config=NEUTRAL)
+    with pytest.raises(StoreError, match="File name too long"):
+        export(study_source(Store(tmp_path), "s"), "transformers", tmp_path / ("x" * 300))

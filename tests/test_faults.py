@@ -158,6 +158,7 @@ def test_a_training_file_that_vanishes_from_a_model_folder_fails_the_trials_not_
     ran = ranksearch(tmp_path, "search", "spec.yaml", "--json")
     assert ran.code == 1 and ran.json["status"] == "failed"
     trials = Store(tmp_path / ".ranksearch").trials("tiny")
-    assert {t.state for t in trials} == {"FAILED"} and len(trials) <= 3
+    # Three that failed for good end the study; a fourth may have been under way beside the third.
+    assert {t.state for t in trials} == {"FAILED"} and 3 <= len(trials) <= 4
     assert all(len(t.failures) == 4 for t in trials)
     assert [line for line in ran.err.splitlines() if line.startswith("Error")]

@@ -108,3 +108,15 @@ def test_plain_is_what_the_spec_would_write() -> None:
     again, faults = read_space({k: v for k, v in found.plain().items()})
     assert not faults and again == found
     assert found.domains["r"] == IntRange(2, 5)
+
+
+def test_a_range_with_more_values_than_can_be_listed_is_refused() -> None:
+    space, found = read_space({"r": 4, "learning_rate": 1e-3, "lora_alpha": {"int": [1, 10**9]}})
+    assert space is None
+    assert "at most 100,000 values" in found[0].rule
+
+
+def test_a_number_too_large_for_a_float_is_a_fault_like_any_other() -> None:
+    space, found = read_space({"r": 10**400, "learning_rate": {"log": [1e-3, 10**400]}, "batch_size": 10**7})
+    assert space is None
+    assert [fault.place for fault in found] == ["space.r", "space.learning_rate", "space.batch_size"]

@@ -146,3 +146,81 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_sections_that_are_no_mappings_are_named(tmp_path: Path) -> None:
     found = faults(tmp_path, data="train.csv", budget=[1], space="r")
     assert len(found) == 3
+
+
+def test_yaml_that_is_nested_without_end_or_refers_to_itself_over_and_over_is_told_in_few_words(tmp_path: Path) -> None:
+    with pytest.raises(YamlFault, match="nested too deeply"):
+        parse_yaml("[" * 5000)
+    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+    )
+    path = tmp_path / "spec.yaml"
+    path.write_text(bomb)
+    assert max(len(str(fault)) for fault in examine_spec(path).faults) < 700
+
+
+@pytest.mark.parametrize("number", ["9" * 30, "0x" + "f" * 5000])
+def test_a_number_that_no_machine_word_holds_is_refused_with_its_line(number: str) -> None:
+    with pytest.raises(YamlFault, match="line 2.*64 bits"):
+        parse_yaml(f"a: 1\nb: {number}")
+
+
+def test_a_spec_without_end_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text("# " + "x" * 2**20)
+    with pytest.raises(SpecError, match="more than 1,048,576 characters"):
+        examine_spec(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"budget": {"max_hours": float("inf")}},
+        {"resources": {"cpus_per_trial": float("inf")}},
+        {"resources": {"gpus_per_trial": float("nan")}},
+    ],
+)
+def test_a_number_that_is_not_finite_is_refused_where_json_could_not_hold_it(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    (found,) = faults(tmp_path, **changes)
+    assert "must be a finite number" in found
+
+
+def test_counts_beyond_all_use_are_refused(tmp_path: Path) -> None:
+    budget = {"trials": 10**10, "max_steps": 10**10, "reduction_factor": 10**10}
+    found = faults(tmp_path, budget=budget, seeds=10**4, max_seeds=10**4)
+    assert sum("at most 1,000,000,000" in f for f in found) == 3
+    assert sum("at most 1,000," in f for f in found) == 5
+    assert len(found) == 5
+
+
+def test_a_login_in_an_address_never_shows_in_a_fault(tmp_path: Path) -> None:
+    found = faults(tmp_path, tracking="http://me:hush@host/", trackin={"uri": "http://me:hush@host/"})
+    assert len(found) == 2
+    assert not any("hush" in f for f in found)
+
+
+def test_one_column_can_not_be_asked_and_answered_with_at_once(tmp_path: Path) -> None:
+    (found,) = faults(tmp_path, data={"train": "x.csv", "text": ["a", "b"], "label": "a"})
+    assert "must be different ones" in found
+
+
+def test_what_is_empty_or_too_long_is_told_as_that(tmp_path: Path) -> None:
+    found = faults(tmp_path, model="", data={"train": "", "delimiter": "ab"}, tracking={"uri": ""})
+    assert sorted(f.split(",")[0] for f in found) == [
+        "`delimiter` must be one character",
+        "`id` must not be empty",
+        "`train` must not be empty",
+        "`uri` must not be empty",
+    ]
+
+
+def test_an_override_is_given_once_and_names_every_level(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as raised:
+        load_spec(write(tmp_path), ["seeds=2", "seeds=3", "budget..trials=1", ".=1"])
+    assert [f.rule for f in raised.value.faults] == [
+        "a key may be overridden once",
+        "an override must be KEY=VALUE",
+        "an override must be KEY=VALUE",
+    ]

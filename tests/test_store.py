@@ -17,6 +17,7 @@ from ranksearch.config import TrialConfig
 from ranksearch.errors import SpecError, StoreError
 from ranksearch.records import RungReport, TrialRecord
 from ranksearch.store import Store, StudyFolder, write_atomic
+from tests.made_records import study
 
 
 def record(number: int = 0, **changes: object) -> TrialRecord:
@@ -118,3 +119,73 @@ def test_a_second_driver_is_refused_and_a_killed_one_leaves_no_lease(tmp_path: P
 def test_an_unknown_study_names_those_that_exist(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="none yet"):
         Store(tmp_path).open("nothing")
+
+
+@pytest.mark.parametrize("name", ["../studies/a", "./a", "a/", "a/.", "", ".", "..", "x" * 5000, "a\0b"])
+def test_a_path_is_no_name_of_a_study(tmp_path: Path, name: str) -> None:
+    (tmp_path / "studies" / "a").mkdir(parents=True)
+    (tmp_path / "studies" / "a" / "study.json").write_text("{}")
+    (tmp_path / "studies" / "study.json").write_text("{}")
+    store = Store(tmp_path)
+    assert store.exists("a")
+    assert not store.exists(name)
+    assert not store.exists(str(tmp_path / "studies" / "a"))
+    with pytest.raises(SpecError, match="the study must exist"):
+        store.open(name)
+
+
+def test_writing_never_takes_the_place_of_a_pipe_or_a_device(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link"):
+        with pytest.raises(StoreError, match="a device or a pipe"):
+            write_atomic(path, "x")
+    assert pipe.is_fifo()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "pipe"]
+
+
+def test_writing_to_a_link_writes_to_the_file_that_it_means(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    write_atomic(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"
+
+
+def test_a_record_of_a_newer_schema_is_refused_even_where_it_reads_like_ours(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write_trial(record(schema_version=99))
+    with pytest.raises(StoreError, match="newer ranksearch"):
+        folder.trials()
+
+
+def test_a_copy_of_a_trial_does_not_count_twice(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write_trial(record())
+    (tmp_path / "trials" / "00000 copy.json").write_bytes((tmp_path / "trials" / "00000.json").read_bytes())
+    with pytest.raises(StoreError, match="would count twice"):
+        folder.trials()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": {}},
+        {"spec": {**study().spec, "objective": 5}},
+        {"data": {"parts": 5}},
+        {"decision": {"why": 5, "status": "decided"}},
+        {"recommended": {}},
+    ],
+)
+def test_a_study_whose_parts_were_tampered_with_is_no_whole_record(tmp_path: Path, changes: dict[str, object]) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write_study(study().model_copy(update=changes))
+    with pytest.raises(StoreError, match=rf"not a whole record: {next(iter(changes))}"):
+        folder.study()
+
+
+def test_a_home_that_is_a_file_holds_no_studies_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(StoreError, match="must be a folder"):
+        Store(tmp_path / "home").studies()

@@ -43,10 +43,13 @@ def make_study(**changes: Any) -> StudyRecord:
     spec = {
         "name": "desk",
         "task": "classification",
+        "model": {"id": "./model"},
+        "data": {"train": "train.csv"},
         "space": {"r": {"choices": [2, 8]}, "lora_alpha": 32},
         "objective": {"metric": "eval/nll", "direction": "minimize", "tolerance": 0.03},
         "budget": {"trials": 24, "min_steps": 5, "max_steps": 15, "max_hours": None},
         "seeds": 3,
+        "resources": {"gpus_per_trial": 0},
         "tracking": {"uri": "postgresql://me:hush@db/mlflow", "experiment": None},
     }
     model = ModelFacts(

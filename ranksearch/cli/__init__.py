@@ -14,12 +14,13 @@ import click
 
 from ranksearch import __version__
 from ranksearch.cli.assets import assets
+from ranksearch.cli.common import open_streams, say
 from ranksearch.cli.knowledge import evidence, learn, recommend
 from ranksearch.cli.replay import replay
 from ranksearch.cli.results import export, list_studies, report, status
 from ranksearch.cli.service import sync, ui
 from ranksearch.cli.study import check, plan, search
-from ranksearch.errors import InputError, RankSearchError
+from ranksearch.errors import InputError, RankSearchError, without_login
 
 __all__ = ["main"]
 
@@ -60,11 +61,12 @@ def main() -> None:
     # Nothing of ours may reach a hub's prompt, a progress bar on a pipe, or a tokenizer's fork warning.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    open_streams()
     try:
         code = cli.main(standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except RankSearchError as error:
-        click.echo(_told(error), err=True)
+        say(_told(error))
         sys.exit(error.exit_code)
     except click.ClickException as error:
         error.show()
@@ -76,8 +78,13 @@ def main() -> None:
         # The reader went away (`| head`); there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        what = f"{error.filename} can't be used" if error.filename else "the machine is at fault"
+        say(f"Error: {what}: {error.strerror or error}. Look at its permissions and at the disk. {_keep_traceback()}")
+        sys.exit(1)
     except Exception as error:
-        click.echo(f"Error: {type(error).__name__}: {error}. {_keep_traceback()}", err=True)
+        fault = without_login(f"{type(error).__name__}: {error}")
+        say(f"Error: {fault}. This is a fault in ranksearch. {_keep_traceback()}")
         sys.exit(1)
 
 
@@ -94,7 +101,7 @@ def _keep_traceback() -> str:
 
     path = default_home() / f"crash-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
     try:
-        write_atomic(path, traceback.format_exc())
-    except RankSearchError:
-        return "This is a fault in ranksearch; its traceback could not be written."
-    return f"This is a fault in ranksearch; its traceback is in {path}."
+        write_atomic(path, without_login(traceback.format_exc()))
+    except (RankSearchError, OSError):
+        return "The traceback could not be written."
+    return f"The traceback is in {path}."

@@ -7,6 +7,7 @@ from dataclasses import asdict
 import click
 
 from ranksearch.cli.common import json_option, say, stdout_for_json, told
+from ranksearch.errors import DataError, Fault
 
 __all__ = ["assets"]
 
@@ -39,7 +40,16 @@ def fetch(names: tuple[str, ...]) -> None:
     \b
     Example: ranksearch assets fetch minilm-l6 trec-6
     """
+    from ranksearch.assets import asset
     from ranksearch.assets import fetch as get
 
+    faults: list[Fault] = []
+    for name in names:
+        try:
+            asset(name)
+        except DataError as error:
+            faults += error.faults
+    if faults:
+        raise DataError(faults)
     for name in names:
         say(f"{name}: {get(name)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -11,7 +12,7 @@ from typing import Any
 
 import click
 
-__all__ = ["json_option", "say", "stdout_for_json", "told"]
+__all__ = ["json_option", "open_streams", "printable", "say", "stdout_for_json", "told"]
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, all else on stderr."
@@ -20,12 +21,34 @@ json_option = click.option(
 
 def say(text: str) -> None:
     """Writes a line to stderr."""
-    click.echo(text, err=True)
+    click.echo(printable(text), err=True)
 
 
 def told(text: str) -> None:
     """Writes the answer that a person asked for to stdout."""
-    click.echo(text)
+    click.echo(printable(text))
+
+
+def printable(text: str) -> str:
+    """A text that a terminal only shows: names and cells of others may hold what moves its cursor or turns its text."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def open_streams() -> None:
+    """Makes sure of stdin, stdout and stderr, and that what an encoding lacks is written as an escape.
+
+    Where one was closed, the next file opened would take its number, and get what is printed.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager

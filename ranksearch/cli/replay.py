@@ -38,7 +38,7 @@ class _Fractions(click.ParamType[tuple[float, ...]]):
 @click.option("--rungs", type=_Fractions(), help="Where runs may be stopped, as fractions of the budget.")
 @click.option("--reduction-factor", type=int, help="Of the runs at a rung the best 1/N go on.")
 @click.option("--bootstrap", type=int, help="Runs that stop at each rung before any may pass.")
-@click.option("--at-most", type=float, metavar="FRACTION", help="Share of all recorded steps that a search may use.")
+@click.option("--at-most", type=float, metavar="FRACTION", help="Share of all recorded steps that a study may use.")
 @json_option
 def replay(
     evidence: Path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from ranksearch.cli.common import say
-from ranksearch.errors import Fault, SpecError
+from ranksearch.errors import Fault, SpecError, StoreError
 
 __all__ = ["sync", "ui"]
 
@@ -22,7 +22,12 @@ def ui(host: str, port: int) -> None:
     from ranksearch.tracking import default_uri
 
     home = default_home()
-    home.mkdir(parents=True, exist_ok=True)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"{home} can't be made: {error.strerror}. Set RANKSEARCH_HOME to a folder that you may write to."
+        ) from error
     say(f"MLflow on http://{host}:{port} (Ctrl-C ends it)")
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", default_uri(home)]
     command += ["--artifacts-destination", (home / "mlartifacts").as_uri(), "--host", host, "--port", str(port)]

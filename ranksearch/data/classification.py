@@ -37,6 +37,9 @@ def tokenise_classification(
         DataError: When the length leaves no room for text, or a part keeps no row.
     """
     special = tokenizer.num_special_tokens_to_add(pair="text_pair" in dataset.parts["train"].cells)
+    if limit <= special:
+        rule, got = "a row must have room for text beside the special tokens", f"{limit} tokens for {special} of them"
+        raise DataError(Fault(rule, got, "the model's limit", "Take a model that reads longer rows."))
     if given is not None and given <= special:
         rule, got = "`max_length` must leave room for text beside the special tokens", f"{given} for {special} of them"
         raise DataError(Fault(rule, got, "data.max_length", f"Raise it to {special + 1} at least."))

@@ -5,6 +5,7 @@ Finds every fault of all files at once. Knows nothing of tokens.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from ranksearch.data.rows import Column, Policy, Selection, select
 from ranksearch.data.sources import read_source
 from ranksearch.data.split import HELD_OUT, check_labels, leave_out_shared, note_two_labels, split_off
 from ranksearch.data.table import Rows
-from ranksearch.errors import DataError, Fault
+from ranksearch.errors import DataError, Fault, shown
 
 if TYPE_CHECKING:
     from ranksearch.spec import DataSpec
@@ -193,14 +194,23 @@ def _columns(spec: DataSpec, task: Task) -> list[Column]:
 def _template(spec: DataSpec, base_dir: Path, faults: list[Fault]) -> str | None:
     if spec.chat_template is None:
         return None
+    path = base_dir / spec.chat_template
     try:
-        return (base_dir / spec.chat_template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        if path.exists() and not path.is_file():
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        why = (
+            error.strerror
+            if isinstance(error, OSError)
+            else "it is not UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else str(error)
+        )
         faults.append(
             Fault(
                 "`chat_template` must be a readable file",
-                f"{spec.chat_template} ({why})",
+                f"{shown(spec.chat_template)} ({why})",
                 "data.chat_template",
                 "Correct the path.",
             )

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ranksearch.errors import DataError, Fault
+from ranksearch.errors import DataError, Fault, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -61,11 +61,19 @@ def load_tokenizer(
         )
     except Exception as error:  # transformers and the hub's client have no common root
         raise DataError(_not_loaded("the model's tokenizer must load", path_or_id, error)) from error
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        # transformers makes one without words where the files are missing.
+        got, remedy = "none", "Save the tokenizer beside the model with save_pretrained."
+        raise DataError(Fault("the model's tokenizer must have a vocabulary", got, path_or_id, remedy))
+    own = tokenizer.model_max_length
+    if isinstance(own, bool) or not isinstance(own, int | float) or own < 1:
+        rule = "`model_max_length` must be a number of tokens"
+        raise DataError(Fault(rule, shown(own), f"{path_or_id}/tokenizer_config.json", "Correct it, or take it out."))
     positions = next((config[name] for name in _POSITIONS if isinstance(config.get(name), int)), None)
     if positions is not None:
         if config.get("model_type") in _OFFSET:
             positions -= int(config.get("pad_token_id") or 0) + 1
-        tokenizer.model_max_length = min(int(tokenizer.model_max_length), positions)
+        tokenizer.model_max_length = min(int(own), positions)
     loaded: PreTrainedTokenizerBase = tokenizer
     return loaded
 
@@ -160,7 +168,7 @@ def _json(path_or_id: str, name: str, revision: str | None, *, needed: bool = Tr
         path = found
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             Fault(f"{name} must be readable JSON", str(error), f"{path_or_id}/{name}", "Repair it.")
         ) from error

@@ -7,18 +7,31 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ranksearch import __version__
-from ranksearch.errors import ExportError, Fault
+from ranksearch.errors import ExportError, Fault, shown
 from ranksearch.export.fields import flat
 from ranksearch.records import StudyRecord, TrialRecord
+from ranksearch.space import PARAMETERS, Parameter
 from ranksearch.store import Store
 
 __all__ = ["Source", "read_source", "study_source"]
+
+_KNOWN: Mapping[str, Parameter] = {name: p for name, p in PARAMETERS.items() if name != "method"} | {
+    "max_steps": Parameter("int", low=1),
+    "gradient_accumulation": Parameter("int", low=1),
+    "gradient_checkpointing": Parameter("bool"),
+    "max_length": Parameter("int", low=1),
+    "max_grad_norm": Parameter("float", low=0),
+    "seed": Parameter("int", low=0),
+    "task": Parameter("text", options=("classification", "generation")),
+}
+"""What the values must be, whoever wrote them; which methods there are, each target says."""
 
 _REQUIRED = ("r", "lora_alpha", "learning_rate", "target_modules")
 
@@ -101,11 +114,21 @@ def read_source(what: str | Path, store: Store) -> Source:
         StoreError: When a record is torn.
     """
     path = Path(what)
-    if not path.is_file():
+    # A name that is too long for a file, or holds what no file may, is none.
+    if not os.path.isfile(what):
         return study_source(store, str(what))
+    if store.exists(str(what)):
+        raise ExportError(
+            Fault(
+                "the source must be a study or a file, not both",
+                shown(str(what)),
+                "SOURCE",
+                f"Write ./{what} for the file; run it from another folder for the study.",
+            )
+        )
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ExportError(
             Fault(
                 "a recommendation must be a JSON file", str(error), str(path), "Save the output of `recommend --json`."
@@ -154,26 +177,15 @@ def _checked(recommended: object, place: str) -> dict[str, Any]:
         for name in _REQUIRED
         if name not in values
     ]
-    for name in ("r", "lora_alpha", "learning_rate", "batch_size", "max_steps", "gradient_accumulation"):
-        value = values.get(name)
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-        if name in values and not number:
-            faults.append(
-                Fault(f"`{name}` must be a number above 0", repr(value), f"{place}: recommended", "Correct it.")
-            )
-    targets = values.get("target_modules")
-    if "target_modules" in values and not (
-        (isinstance(targets, str) and targets)
-        or (isinstance(targets, list | tuple) and targets and all(isinstance(t, str) for t in targets))
-    ):
-        faults.append(
-            Fault(
-                "`target_modules` must be a name or a list of names",
-                repr(targets),
-                f"{place}: recommended",
-                "Correct it.",
-            )
-        )
+    for name, parameter in _KNOWN.items():
+        if name not in values:
+            continue
+        value = values[name]
+        if not parameter.accepts(tuple(value) if isinstance(value, list) else value):
+            rule = f"`{name}` must be {parameter.rule()}"
+            faults.append(Fault(rule, shown(value), f"{place}: recommended", "Correct it."))
+        elif parameter.kind == "int":
+            values[name] = int(value)
     if faults:
         raise ExportError(faults)
     return values

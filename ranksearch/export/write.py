@@ -73,7 +73,11 @@ def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> 
         remedy = f"Did you mean `{near[0]}`?" if near else "Give one of them."
         raise ExportError(Fault("the target must be one of " + ", ".join(_targets()), repr(target), "--to", remedy))
     out = Path(out)
-    if out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir()))):
+    try:
+        taken = out.is_symlink() or (out.exists() and (not out.is_dir() or any(out.iterdir())))
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    if taken:
         raise ExportError(
             Fault("the folder to export to must be new or empty", "it holds something", str(out), "Give another --out.")
         )
@@ -97,6 +101,10 @@ def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> 
     return _write(files, out)
 
 
+def _unwritable(out: Path, error: OSError) -> StoreError:
+    return StoreError(f"{out} can't be written: {error.strerror or error}. Give another --out.")
+
+
 def _write(files: Files, out: Path) -> list[Path]:
     staging: Path | None = None
     try:
@@ -110,7 +118,7 @@ def _write(files: Files, out: Path) -> list[Path]:
         os.chmod(staging, 0o755)
         os.rename(staging, out)
     except OSError as error:
-        raise StoreError(f"{out} can't be written: {error.strerror or error}. Give another --out.") from error
+        raise _unwritable(out, error) from error
     finally:
         if staging is not None:
             with contextlib.suppress(OSError):

@@ -19,6 +19,7 @@ from ranksearch.records import Cost, TrialRecord, TruncationPoint
 from ranksearch.replay.proposals import RecordedSampler
 from ranksearch.replay.recording import RecordedRun, Recording, distance, scales
 from ranksearch.strategies import Order, Question, Strategy, make_strategy
+from ranksearch.strategies.joint import SECOND_LOOK
 
 __all__ = ["Game", "Played", "Settings"]
 
@@ -41,7 +42,7 @@ class Settings:
     reduction_factor: int | None = None
     bootstrap: int | None = None
     at_most: float | None = None
-    """Share of all recorded steps that the search must keep within."""
+    """Share of all recorded steps that a study may use."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,11 @@ class Game:
         self._by_seed = {seed: [run for run in recording.runs if run.seed == seed] for seed in self._seeds}
         self._scales = scales(recording.runs)
         self._timed = all(run.seconds and run.length for run in recording.runs)
-        self._trials = self._available()
+        self._trials = 0
+        """Configurations that the strategy's search can propose."""
+        self.prunes = False
+        """Whether its search stops any early."""
+        self._ask()
 
     @property
     def clock(self) -> str:
@@ -160,10 +165,12 @@ class Game:
         )
 
     def limits(self) -> Limits:
-        """What `at_most` leaves to the search, a run to the end kept back for a second look."""
+        """What `at_most` leaves to the search: the stages after it, and a second look, keep their share."""
         if self.settings.at_most is None:
             return Limits()
-        kept = self.budget.max_steps if self.budget.bootstrap else 0
+        unplayed = {"search"} if self.fresh else {"search", "decide"}
+        kept = sum(stage.steps_likely for stage in self.strategy().stages() if stage.name not in unplayed)
+        kept += self.budget.max_steps if self.budget.bootstrap and self.prunes else 0
         return Limits(max_steps=math.floor(self.settings.at_most * self.recording.total), reserved_steps=kept)
 
     def nearest(self, trial: TrialRecord, seed: int, *, searchable: bool) -> tuple[RecordedRun, bool] | None:
@@ -191,11 +198,12 @@ class Game:
         """How long so many steps of a run take on the clock."""
         return steps * (run.seconds or 0.0) / run.length if self._timed else float(steps)
 
-    def _available(self) -> int:
-        """Configurations that the strategy's search can propose."""
+    def _ask(self) -> None:
+        """Finds out from its first order what the strategy searches."""
         recording, name = self.recording, self.settings.strategy
         order = make_strategy(name, self.question(1)).next(())
-        held = order.values if isinstance(order, Order) else {}
+        assert isinstance(order, Order), "a study without records begins with a trial"
+        held = order.values
         if recording.named and held:
             raise EvidenceError(
                 Fault(
@@ -212,7 +220,7 @@ class Game:
             raise EvidenceError(
                 Fault(f"the strategy {name} searches at {told}", "no run there", recording.source, "Use joint.")
             )
-        return count
+        self._trials, self.prunes = count, order.prune
 
 
 class _Round:
@@ -335,7 +343,7 @@ class _Round:
             decision=None if decision is None else decision.status,
             chosen_r=chosen,
             states=states,
-            second_looks=sum(t.stage == "second look" for t in trials),
+            second_looks=sum(t.stage == SECOND_LOOK for t in trials),
             inexact=self.inexact,
             finished="the decision is not played" if self.skipped else self.coordinator.finished or "",
         )
@@ -371,11 +379,10 @@ class _Run:
 
 
 def _points(launch: Launch, run: RecordedRun, metric: str) -> tuple[_Point, ...]:
-    """Where the run speaks, up to where it broke off."""
+    """Where the run speaks, up to where it broke off; what nothing may stop is only heard at its end."""
     curve = run.curves.get(metric, {})
-    points = [
-        _Point(f, curve[f]) for f in launch.fidelities if f in curve and (run.violation is None or f < run.length)
-    ]
+    asked = launch.fidelities if launch.record.prune else launch.fidelities[-1:]
+    points = [_Point(f, curve[f]) for f in asked if f in curve and (run.violation is None or f < run.length)]
     if run.violation is not None:
         points.append(_Point(run.length, None))
     return tuple(points)

@@ -40,7 +40,7 @@ def read_recording(path: Path) -> Recording:
         raise EvidenceError(Fault("evidence must exist", "no such file or folder", str(path), _REMEDY))
     if (path / "study.json").is_file():
         recording = _from_studies([StudyFolder(path)], str(path))
-    elif names := Store(path).studies():
+    elif path.is_dir() and (names := Store(path).studies()):
         recording = _from_studies([Store(path).open(name) for name in names], str(path))
     elif path.is_dir() and any(path.rglob("*.json")):
         recording = _from_reading(peft.read(path), str(path))
@@ -182,7 +182,7 @@ def _comparable(study: StudyRecord) -> str:
 def _merged(group: Sequence[tuple[StudyRecord, list[TrialRecord]]], source: str) -> Recording:
     study = group[0][0]
     metric, direction = study.metric()
-    by_ratio = "alpha_ratio" in study.spec["space"]
+    by_ratio = "alpha_ratio" in study.spec.get("space", {})
     ended = [t for _, trials in group for t in trials if t.state == "COMPLETE" or (t.violation and t.reports)]
     stopped = sum(t.state == "PRUNED" and t.violation is None for _, trials in group for t in trials)
     notes = []
@@ -249,10 +249,10 @@ def _curves(trial: TrialRecord) -> dict[str, dict[int, float | None]]:
 
 def _flat(config: TrialConfig, by_ratio: bool) -> dict[str, Any]:
     """A configuration by the space's names."""
-    plain: dict[str, Any] = config.model_dump()
+    plain = config.model_dump()
     groups = plain.pop("layer_group_lr")
     own = plain.pop("method_parameters")
-    flat = plain | {f"layer_group_lr.{group}": value for group, value in groups.items()} | own
+    flat: dict[str, Any] = plain | {f"layer_group_lr.{group}": value for group, value in groups.items()} | own
     if by_ratio:
         flat["alpha_ratio"] = flat.pop("lora_alpha") / flat["r"]
     return flat

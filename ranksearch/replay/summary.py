@@ -164,7 +164,7 @@ def _summed(game: Game, played: Sequence[Played]) -> dict[str, Any]:
         "runs": len(recording.runs),
         "steps_total": total,
         "prune_by": game.metric,
-        "rungs": [round(r / recording.max_steps, 4) for r in game.budget.rungs[:-1]],
+        "rungs": [round(r / recording.max_steps, 4) for r in game.budget.rungs[:-1]] if game.prunes else [],
         "reduction_factor": game.budget.reduction_factor,
         "bootstrap": game.budget.bootstrap,
         "at_most": settings.at_most,
@@ -224,11 +224,16 @@ def replay_text(result: dict[str, Any]) -> str:
     """The result for people."""
     steps, regret, elapsed = result["steps_fraction"], result["regret"], result["elapsed"]
     rungs = ", ".join(f"{100 * r:g} %" for r in result["rungs"])
+    stopping = (
+        f"Stopped by {result['prune_by']} at {rungs} of the budget, keeping the best 1/{result['reduction_factor']}, "
+        f"none of the first {result['bootstrap']}."
+        if rungs
+        else f"Nothing is stopped early; {result['prune_by']} names the winner."
+    )
     lines = [
         f"{result['strategy']} over {result['runs']} recorded runs, {result['repeats']} times with {result['workers']} "
         f"workers; the sampler is {result['sampler']}.",
-        f"Stopped by {result['prune_by']} at {rungs} of the budget, keeping the best 1/{result['reduction_factor']}, "
-        f"none of the first {result['bootstrap']}.",
+        stopping,
         f"Steps: {100 * steps['mean']:.1f} % of running everything (nine in ten studies at most "
         f"{100 * steps['p90']:.1f} %).",
         f"Regret: {regret['mean']:.4g} in the mean, {regret['p90']:.4g} at nine in ten ({regret['unit']}).",

@@ -63,8 +63,8 @@ def answer(material: Material) -> Answer:
         sure = f"{so_far}There is nothing to be sure of: no other rank was compared with it."
         return Answer("undecided", f"Rank {chosen}, the only one measured", sure, why, recommended, "Its configuration")
     sure = (
-        f"{so_far}Shown to be within {show(decision['tolerance'])} of the best rank in {decision['metric']}. A study "
-        f"that decides this way errs in at most {100 * ERROR:.3g} % of cases."
+        f"{so_far}Shown to be within {show(decision['tolerance'])} of the best of the ranks compared in "
+        f"{decision['metric']}. A study that decides this way errs in at most {100 * ERROR:.3g} % of cases."
     )
     return Answer("decided", f"Use rank {chosen}", sure, why, recommended, "Recommended configuration")
 

@@ -149,6 +149,8 @@ def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
     if located is not None and tokenizer is not None and examined.model is not None and examined.task is not None:
         model, more = _inspect(examined, located, len(prepared.labels) if prepared is not None else 2)
         faults += more
+    if model is not None and prepared is not None and examined.model is not None:
+        faults += _beyond_vocabulary(examined.model, model, prepared)
     if model is not None and examined.parameters is not None:
         targets, more, told = _targets(examined, model)
         faults += more
@@ -184,7 +186,7 @@ def _tokenizer(model: ModelSpec, base_dir: Path) -> tuple[str | None, Any, list[
 
 
 def _inspect(examined: Examination, located: str, labels: int) -> tuple[ModelFacts | None, list[Fault]]:
-    from ranksearch.training import ModelSource, inspect_model
+    from ranksearch.training import ModelSource, check_weights, inspect_model
 
     model = examined.model
     if model is None or examined.task is None:
@@ -193,7 +195,9 @@ def _inspect(examined: Examination, located: str, labels: int) -> tuple[ModelFac
         located, name=model.id, revision=model.revision, dtype=model.dtype, trust_remote_code=model.trust_remote_code
     )
     try:
-        return inspect_model(source, examined.task, labels), []
+        facts = inspect_model(source, examined.task, labels)
+        check_weights(source)
+        return facts, []
     except InputError as error:
         return None, list(error.faults) or [_as_fault(error, model)]
 
@@ -233,6 +237,16 @@ def _targets(examined: Examination, model: ModelFacts) -> tuple[Targets, list[Fa
         notes += resolved.notes
         faults += rank_faults(max(space.ranks()), resolved.names, model)
     return targets, faults, notes
+
+
+def _beyond_vocabulary(source: ModelSpec, model: ModelFacts, prepared: Prepared) -> list[Fault]:
+    """A token that the model has no row for would end every trial, each at another step."""
+    highest = max(int(split.ids.max()) for split in (prepared.train, prepared.eval, prepared.test) if len(split.ids))
+    if highest < model.vocab_size:
+        return []
+    rule = "the tokenizer must fit the model: every token's number must be below `vocab_size`"
+    got = f"token {highest}, vocab_size {model.vocab_size}"
+    return [Fault(rule, got, f"model {source.id}", "Give the model the tokenizer that it was trained with.")]
 
 
 def _as_fault(error: RankSearchError, model: ModelSpec) -> Fault:

@@ -365,6 +365,21 @@ class _Cluster:
         return {"nodes": nodes, "cpus": held.get("CPU", 0), "gpus": held.get("GPU", 0), "local": self.address is None}
 
 
+def _knock(address: str) -> None:
+    """Finds out at once whether anything listens at an address: Ray itself would try for minutes.
+
+    Raises:
+        ConnectionError: When nothing does.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return  # "auto" and the like: Ray knows where to look.
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from error
+
+
 @contextlib.contextmanager
 def _cluster(address: str | None) -> Iterator[_Cluster]:
     """Joins a cluster, or starts one on this machine and ends it again.
@@ -391,6 +406,7 @@ def _cluster(address: str | None) -> Iterator[_Cluster]:
                 **quiet,
             )
         else:
+            _knock(address or "")
             ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise RankSearchError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, ClassVar
 
 from ranksearch.config import TrialConfig
@@ -163,7 +164,11 @@ class Strategy(ABC):
         return looks(self.question.seeds, self.question.max_seeds)
 
     def decision(self, trials: Sequence[TrialRecord]) -> Decision | None:
-        """The decision that the records allow; None when no finalist has a value with a fresh seed."""
+        """The decision that the records allow; None when no finalist has a value with a fresh seed that all ran with.
+
+        It compares the finalists: a rank of the space that is none of them is not spoken of. Each stands for its one
+        configuration.
+        """
         return self._decision(trials, None)
 
     def decide_next(self, trials: Sequence[TrialRecord], *, may_go_on: bool = True) -> Move:
@@ -199,16 +204,26 @@ class Strategy(ABC):
         return None
 
     def _decision(self, trials: Sequence[TrialRecord], seeds: int | None) -> Decision | None:
-        """The decision over the first so many fresh seeds; over all when None."""
+        """The decision over the first so many fresh seeds; over all when None.
+
+        A seed counts when it and those before it have ended at every finalist: to read the runs that happen to be in
+        would be a look more.
+        """
         question = self.question
         finalists = {t.config.r: t.config.key for t in self.finalists(trials)}
-        values: dict[int, dict[int, float | None]] = {r: {} for r in finalists}
+        if not finalists:
+            return None
+        ended: dict[int, dict[int, float | None]] = {r: {} for r in finalists}
         for trial in trials:
-            if trial.purpose != "decide" or finalists.get(trial.config.r) != trial.config.key or not trial.finished:
-                continue
-            if seeds is None or trial.seed <= question.seed + seeds:
+            if trial.purpose == "decide" and finalists.get(trial.config.r) == trial.config.key and trial.finished:
                 complete = trial.state == "COMPLETE"
-                values[trial.config.r][trial.seed] = trial.value(question.metric) if complete else None
+                ended[trial.config.r][trial.seed] = trial.value(question.metric) if complete else None
+        counted_seeds: list[int] = []
+        for seed in count(question.seed + 1):
+            if len(counted_seeds) == seeds or any(seed not in row for row in ended.values()):
+                break
+            counted_seeds.append(seed)
+        values = {r: {seed: row[seed] for seed in counted_seeds} for r, row in ended.items()}
         if all(value is None for row in values.values() for value in row.values()):
             return None
         direction: Any = question.direction

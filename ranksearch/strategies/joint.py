@@ -37,27 +37,28 @@ class JointStrategy(Strategy):
         searched = [] if some else [t for t in trials if t.purpose == "search"]
         if len(searched) < self.target() and may_search:
             return Order("search", "search", self.reason, self.question.seed, prune=self.prunes)
-        if any(not t.finished for t in searched):
+        if any(not t.finished for t in reversed(searched)):
             return Wait("the last configurations are still training")
-        return self._second_look(trials) or self.decide_next(trials, may_go_on=may_search)
+        return self._second_look(trials, may_search) or self.decide_next(trials, may_go_on=may_search)
 
     def finalists(self, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
         """See `Strategy.finalists`; a second look counts as the search run that it repeats."""
         counted = [t.model_copy(update={"purpose": "search"}) if t.stage == SECOND_LOOK else t for t in trials]
         return super().finalists(counted)
 
-    def _second_look(self, trials: Sequence[TrialRecord]) -> Move | None:
+    def _second_look(self, trials: Sequence[TrialRecord], may_search: bool) -> Move | None:
         """Trains to the end what `bootstrap` stopped at a rung where no trial was better.
 
         A stopped trial can't be taken up again, so the rule has to stop the first at each rung or let them through,
-        both unseen. Without `bootstrap` the best of a rung always gets through, and nothing is repeated.
+        both unseen. Without `bootstrap` the best of a rung always gets through, and nothing is repeated. One is all
+        where the study's limit is reached.
         """
         if not self.question.budget.bootstrap or not self.prunes:
             return None
         again = [t for t in trials if t.stage == SECOND_LOOK]
         for rung in self.question.budget.rungs[-2::-1]:
             best = self._best_at(rung, trials)
-            if best is None or best.config.key in {t.config.key for t in again}:
+            if best is None or best.config.key in {t.config.key for t in again} or (again and not may_search):
                 continue
             why = f"trial {best.number} was stopped at {rung} with little to compare it with, and none was better there"
             return Order("select", SECOND_LOOK, why, best.seed, prune=False, config=best.config, values=best.values)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from ranksearch.decision import Decision, seeds_to_certify
+from ranksearch.decision import HOPE, Decision, seeds_to_certify
 from ranksearch.plan import PlannedStage
 from ranksearch.records import TrialRecord
 from ranksearch.space import Choices, Fixed, IntRange, LogRange, UniformRange
@@ -30,10 +30,6 @@ throws away what a small adapter would have learned instead, and it keeps the be
 
 _FEWEST = 10
 """Configurations before the search may end early, and half of those asked for: a sampler learns from the first ones."""
-
-_HOPE = 2.0
-"""Seeds are bought while the decision is estimated to need at most this multiple of `max_seeds`: the estimate rests on
-a residual SD of few degrees of freedom, whose square is easily off by that much."""
 
 
 class StagedStrategy(Strategy):
@@ -166,13 +162,17 @@ class StagedStrategy(Strategy):
         if not finalists:
             return Done("no candidate rank completed its training")
         stages = self.looks()
+        certified: Decision | None = None
         for i, seeds in enumerate(stages):
             move = self._fill(trials, finalists, seeds)
             if move is not None:
                 return move
             if i + 1 == len(stages):
                 return Done(f"all {seeds} seeds are used")
-            worth = self._worth(self._decision(trials, seeds))
+            newest = self._decision(trials, seeds)
+            if newest is not None and newest.chosen_r is not None:
+                certified = newest
+            worth = self._worth(newest, certified)
             if worth is not None:
                 return Done(worth)
             if not may_go_on:
@@ -180,41 +180,36 @@ class StagedStrategy(Strategy):
         return Done("every finalist has its seeds")
 
     def decision(self, trials: Sequence[TrialRecord]) -> Decision | None:
-        """The smallest rank that any look certified; with none, what the newest look says.
+        """The decision of the newest look that certified a rank; with none, what the newest look says.
 
-        Each look's bounds hold together but for that look's share of the error, so the smallest rank of several looks
-        is as sure as the rule promises.
+        The bounds of all looks hold together but for ERROR, since each look's hold but for its share: whenever the
+        study stops, and whatever made it go on, any look's answer is as sure as promised. The smallest rank of all
+        looks would be, too, but it keeps what more seeds speak against.
         """
-        fresh = {t.seed for t in trials if t.purpose == "decide" and t.finished}
-        newest = self._decision(trials, None)
-        if newest is None:
-            return None
-        best = newest
-        for seeds in self.looks():
-            if seeds > len(fresh):
-                break
-            then = self._decision(trials, seeds)
-            if then is None or then.chosen_r is None:
-                continue
-            if best.chosen_r is None or self._size(then.chosen_r) < self._size(best.chosen_r):
-                best = then
-        return best
+        certified = [d for look in self.looks() if (d := self._decision(trials, look)) and d.chosen_r is not None]
+        return certified[-1] if certified else self._decision(trials, None)
 
-    def _worth(self, decision: Decision | None) -> str | None:
-        """Why more seeds are not worth their price; None when they are."""
+    def _worth(self, decision: Decision | None, certified: Decision | None) -> str | None:
+        """Why more seeds are not worth their price; None when they are.
+
+        Args:
+            decision: Of the newest look.
+            certified: Of the newest look that certified a rank.
+        """
         if decision is None:
             return "no finalist gave a value"
         if len(decision.curve) == 1:
             return "one rank is left: nothing to compare"
-        if decision.chosen_r is not None and self._size(decision.guess_r) >= self._size(decision.chosen_r):
+        chosen = None if certified is None else certified.chosen_r
+        if chosen is not None and self._size(decision.guess_r) >= self._size(chosen):
             return f"decided at {decision.seeds} seeds"
-        # Undecided, any rank's certificate is an answer; decided, only a smaller one's is worth more seeds.
-        sought = {decision.guess_r, decision.best_r} if decision.chosen_r is None else {decision.guess_r}
-        enough = [n for r in sought if (n := seeds_to_certify(decision, r)) is not None]
-        needed = min(enough, default=None)
-        if needed is None or needed > _HOPE * self.question.max_seeds:
+        # Undecided, any rank's certificate is an answer, and the best's comes first; decided, only a smaller one's is
+        # worth more seeds.
+        sought = decision.best_r if chosen is None else decision.guess_r
+        needed = seeds_to_certify(decision, sought, self.looks())
+        if needed is None or needed > HOPE * self.question.max_seeds:
             told = "more than can be estimated" if needed is None else f"about {needed} seeds"
-            if decision.chosen_r is not None:
+            if chosen is not None:
                 return f"decided at {decision.seeds} seeds; a smaller rank would need {told}"
             return f"undecided: it would take {told}, more than max_seeds={self.question.max_seeds}"
         return None

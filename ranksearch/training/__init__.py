@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ranksearch.training.device import pin_threads, resolve_precision
     from ranksearch.training.failures import Diverged, OutOfMemory
     from ranksearch.training.loop import Outcome, train
-    from ranksearch.training.model import ModelSource, inspect_model
+    from ranksearch.training.model import ModelSource, check_weights, inspect_model
     from ranksearch.training.saving import evaluate_saved
     from ranksearch.training.targets import Targets, rank_faults, resolve_targets, shortest_suffixes
     from ranksearch.training.truncation import truncation_curve
@@ -28,6 +28,7 @@ __all__ = [
     "Outcome",
     "Targets",
     "Workbench",
+    "check_weights",
     "evaluate_saved",
     "inspect_model",
     "pin_threads",
@@ -47,6 +48,7 @@ _HOME = {
     "Outcome": "loop",
     "Targets": "targets",
     "Workbench": "workbench",
+    "check_weights": "model",
     "evaluate_saved": "saving",
     "inspect_model": "model",
     "pin_threads": "device",

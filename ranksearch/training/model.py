@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import constants as hub
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,7 +30,7 @@ from ranksearch.training.facts import head_modules, model_facts
 from ranksearch.training.failures import OutOfMemory, memory_guard
 from ranksearch.training.quiet import quiet_loading
 
-__all__ = ["Loaded", "ModelSource", "inspect_model", "load_model"]
+__all__ = ["Loaded", "ModelSource", "check_weights", "inspect_model", "load_model"]
 
 _NO_PICKLE = "the weights must be in safetensors files: a pickle can run code when it is opened"
 _ENCODERS: Any = AutoModelForMaskedLM._model_mapping
@@ -80,7 +81,10 @@ def inspect_model(source: ModelSource, task: str, num_labels: int) -> ModelFacts
     """
     config = _config(source, task, num_labels)
     with quiet_loading(), torch.device("meta"):
-        model: PreTrainedModel = _CLASSES[task].from_config(config, trust_remote_code=source.trust_remote_code)
+        try:
+            model: PreTrainedModel = _CLASSES[task].from_config(config, trust_remote_code=source.trust_remote_code)
+        except Exception as error:  # whatever a family's code makes of values that do not fit together
+            raise DataError(_unloadable(source, error)) from error
     return model_facts(model, source.label)
 
 
@@ -183,6 +187,25 @@ def _refuse_pickle(source: ModelSource) -> None:
     found = sorted(p.name for p in folder.iterdir() if p.suffix in endings)
     remedy = "Load them once where you trust them, and save with save_pretrained(..., safe_serialization=True)."
     raise DataError(Fault(_NO_PICKLE, ", ".join(found) or "no weights", source.path, remedy))
+
+
+def check_weights(source: ModelSource) -> None:
+    """Opens a folder's files of weights, which reads their headers and compares them with their sizes.
+
+    Raises:
+        DataError: When there are none, or they are unsafe or torn.
+    """
+    _refuse_pickle(source)
+    faults = []
+    for file in sorted(Path(source.path).glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            rule = "a file of weights must be whole"
+            faults.append(Fault(rule, str(error), str(file), "Fetch it, or save the model, again."))
+    if faults:
+        raise DataError(faults)
 
 
 def _unloadable(source: ModelSource, error: Exception) -> Fault:

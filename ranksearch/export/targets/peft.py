@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from safetensors import SafetensorError, safe_open
 
-from ranksearch.errors import ExportError, Fault
+from ranksearch.errors import ExportError, Fault, shown
 from ranksearch.export.fields import FIELDS
 from ranksearch.export.source import Source
 from ranksearch.records import StudyRecord, TrialRecord
@@ -68,14 +68,21 @@ def build(source: Source) -> dict[str, bytes | Path]:
 def _inside(folder: Path, adapter: str, name: str) -> Path:
     """The file, when it is a real one within the study's folder: a record is data, and may name any path."""
     root = folder.resolve()
-    path = (folder / adapter / name).resolve()
+    try:
+        path = (folder / adapter / name).resolve()
+        there = path.is_file()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ExportError(
+            Fault("an adapter must lie in a folder", f"{shown(adapter)} ({why})", str(folder), "Mend the record.")
+        ) from error
     if not path.is_relative_to(root):
         raise ExportError(
             Fault(
                 "an adapter must lie in its study's folder", str(path), str(folder), "Look at who changed the records."
             )
         )
-    if not path.is_file():
+    if not there:
         raise ExportError(
             Fault(
                 "the adapter's files must be there",
