@@ -234,13 +234,13 @@ def test_what_users_and_workers_wrote_is_text_and_never_markup(tmp_path: Path) -
         assert HOSTILE in page.text(section), section
 
 
-def test_an_undecided_study_says_so_and_offers_a_guess(tmp_path: Path) -> None:
+def test_an_undecided_study_says_so_and_names_the_safe_rank(tmp_path: Path) -> None:
     made, trials = decided(tolerance=0.002)
     assert made.decision is not None
     assert made.decision["status"] == "undecided"
     opening = written(made, trials, tmp_path).text("answer")
-    assert opening.startswith(f"Undecided; the best guess is rank {made.decision['guess_r']}")
-    assert "without a guarantee" in opening
+    assert opening.startswith(f"Undecided; until then, rank {made.decision['best_r']}")
+    assert "the least bound" in opening
     assert made.decision["why"] in opening
     assert "Use rank" not in opening
 

@@ -324,7 +324,7 @@ class _Round:
         decision = self.coordinator.strategy.decision(trials) if game.fresh else None
         winner, chosen = None, None
         if decision is not None:
-            chosen = decision.chosen_r or decision.guess_r
+            chosen = decision.chosen_r or decision.best_r
             winner = next((t for t in self.coordinator.strategy.finalists(trials) if t.config.r == chosen), None)
         else:
             question = game.question(1)

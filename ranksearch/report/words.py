@@ -47,7 +47,8 @@ def answer(material: Material) -> Answer:
     decision = material.study.decision
     if decision is None:
         return _without_decision(material)
-    chosen, guess = decision.get("chosen_r"), decision.get("guess_r", decision.get("best_r"))
+    chosen, best = decision.get("chosen_r"), decision.get("best_r")
+    guess = decision.get("guess_r", best)
     recommended = material.study.recommended or {}
     points = {point["r"]: point for point in material.curve}
     bound = points.get(chosen, {}).get("upper_bound")
@@ -55,10 +56,11 @@ def answer(material: Material) -> Answer:
     # An answer of an earlier session, or over the seeds that were done.
     so_far = f"{_STATE[material.study.state]} So far: " if material.study.state in _STATE else ""
     if chosen is None:
-        sure = f"{so_far}The data can't tell yet. Rank {guess} is a guess by the means, without a guarantee."
-        return Answer(
-            "undecided", f"Undecided; the best guess is rank {guess}", sure, why, recommended, "The best guess"
-        )
+        sure = f"{so_far}The data can't tell yet. Rank {best} has the best mean and the least bound."
+        if guess != best:
+            sure += f" Rank {guess} may do as well, by the means alone, without a guarantee."
+        headline = f"Undecided; until then, rank {best}"
+        return Answer("undecided", headline, sure, why, recommended, "Safe until it is decided")
     if bound is None:
         sure = f"{so_far}There is nothing to be sure of: no other rank was compared with it."
         return Answer("undecided", f"Rank {chosen}, the only one measured", sure, why, recommended, "Its configuration")
