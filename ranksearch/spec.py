@@ -141,7 +141,7 @@ class BudgetSpec(_Section):
 class ResourcesSpec(_Section):
     """What one trial may use, and how many run at once."""
 
-    cpus_per_trial: Annotated[float, Field(gt=0)] = 1
+    cpus_per_trial: Annotated[float, Field(ge=0.01)] = 1
     gpus_per_trial: Annotated[float, Field(ge=0)] = 0
     workers_per_trial: Annotated[int, Field(ge=1, le=1)] = 1
     """Data-parallel workers of one trial; more than one is not built yet."""

@@ -129,3 +129,17 @@ def test_a_model_that_could_not_be_trained_is_refused_before_a_search(
     assert ran.code == 2, ran.err
     assert rule in ran.err
     assert not (tmp_path / ".ranksearch").exists()
+
+
+def test_one_torn_study_does_not_hide_the_others(tmp_path: Path) -> None:
+    from tests.finished import finish_study, values_of
+
+    home = tmp_path / ".ranksearch"
+    finish_study(home, "whole", values_of({2: 0.0, 8: 0.0}))
+    finish_study(home, "torn", values_of({2: 0.0, 8: 0.0}))
+    record = home / "studies" / "torn" / "study.json"
+    record.write_text(record.read_text()[:100])
+    ran = ranksearch(tmp_path, "list", "--json")
+    assert ran.code == 0
+    assert {s["study"]: s["state"] for s in ran.json["studies"]} == {"whole": "DONE", "torn": "UNREADABLE"}
+    assert "torn/study.json" in ran.err

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from ranksearch.cli.common import json_option, stdout_for_json, told
+from ranksearch.cli.common import json_option, say, stdout_for_json, told
+from ranksearch.errors import StoreError
 
 __all__ = ["export", "list_studies", "report", "status"]
 
@@ -20,7 +21,13 @@ def list_studies(as_json: bool) -> None:
     store = Store(default_home())
     rows = []
     for name in store.studies():
-        study = store.study(name)
+        try:
+            study = store.study(name)
+        except StoreError as error:
+            # One torn record must not hide the others.
+            say(str(error))
+            rows.append({"study": name, "state": "UNREADABLE", "status": None, "created_at": None})
+            continue
         result = study.result or {}
         rows.append(
             {"study": name, "state": study.state, "status": result.get("status"), "created_at": study.created_at}
