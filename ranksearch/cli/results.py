@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -19,7 +20,7 @@ def list_studies(as_json: bool) -> None:
     from ranksearch.store import Store, default_home
 
     store = Store(default_home())
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name in store.studies():
         try:
             study = store.study(name)
