@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from ranksearch.config import TrialConfig
 from ranksearch.errors import Fault, PlanError
 from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters
+from ranksearch.space import Fixed
 from ranksearch.spec import Spec
 
 __all__ = [
@@ -163,6 +164,7 @@ def make_plan(
     stages: Sequence[PlannedStage],
     *,
     longest: int,
+    rows: int,
     memory_mb: float | None = None,
 ) -> Plan:
     """Works a study out.
@@ -173,6 +175,7 @@ def make_plan(
         targets: Each choice of target modules -> the modules that it means.
         stages: What the strategy will run.
         longest: Tokens of the longest row.
+        rows: Training rows.
         memory_mb: Memory of the smallest node (of the GPU where trials ask for one), in MiB.
 
     Raises:
@@ -190,6 +193,15 @@ def make_plan(
         notes.append(f"The space holds {distinct} {verb}, fewer than budget.trials={wanted}: each is searched once.")
     if len(budget.rungs) == 1:
         notes.append("min_steps equals max_steps: nothing can be stopped early.")
+    warmup = space.domains["warmup_steps"]
+    if isinstance(warmup, Fixed) and warmup.value >= budget.max_steps:
+        # The spec's own value is refused before; this is the default.
+        notes.append(
+            f"warmup_steps is {warmup.value} by default and max_steps {budget.max_steps}: the learning rate never "
+            "reaches its peak. Give space.warmup_steps, or more steps."
+        )
+    if max(space.batch_sizes()) > rows:
+        notes.append(f"batch_size={max(space.batch_sizes())} is more than the {rows} training rows: rows repeat in it.")
     likely = sum(stage.steps_likely for stage in stages)
     runs = sum(stage.runs for stage in stages)
     trainable = {r: adapter_parameters(r, widest) + model.head_parameters for r in space.ranks()}

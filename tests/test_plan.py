@@ -42,7 +42,7 @@ def spec(**changes: Any) -> Spec:
 def plan(study: Spec, **changes: Any) -> Any:
     targets = {"all-linear": MODULES}
     strategy = make_strategy(study.strategy, make_question(study, MODEL, targets))
-    return make_plan(study, MODEL, targets, strategy.stages(), longest=16, **changes)
+    return make_plan(study, MODEL, targets, strategy.stages(), **{"longest": 16, "rows": 100} | changes)
 
 
 def test_rungs_grow_by_the_reduction_factor_and_end_at_the_full_budget() -> None:
@@ -92,6 +92,17 @@ def test_resources_that_do_not_exist_are_all_named_at_once() -> None:
         refuse_lack(study, cpus=2, gpus=0)
     assert len(error.value.faults) == 2
     refuse_lack(study, cpus=8, gpus=1)
+
+
+def test_a_default_warm_up_longer_than_the_run_is_told() -> None:
+    short = {"trials": 9, "min_steps": 2, "max_steps": 6, "reduction_factor": 3}
+    assert any("warmup_steps is 10 by default" in note for note in plan(spec(budget=short)).notes)
+    assert not any("warmup" in note for note in plan(spec()).notes)
+
+
+def test_a_batch_larger_than_the_training_part_is_told() -> None:
+    assert any("batch_size=32 is more than the 20 training rows" in n for n in plan(spec(), rows=20).notes)
+    assert not any("batch_size" in note for note in plan(spec()).notes)
 
 
 def test_scaling_follows_the_convention() -> None:

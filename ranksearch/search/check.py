@@ -67,6 +67,7 @@ class Checked:
             self.targets,
             make_strategy(spec.strategy, make_question(spec, self.model, self.targets)).stages(),
             longest=self.prepared.max_length,
+            rows=len(self.prepared.train),
             memory_mb=_memory_mb() if not spec.resources.gpus_per_trial else None,
         )
         return StudySetup(
