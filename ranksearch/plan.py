@@ -138,7 +138,7 @@ class Plan(BaseModel):
     disk_mb: float
     """Estimate of what the study leaves on disk."""
     hours_likely: float | None = None
-    """Null until the time of a step was measured."""
+    """For `steps_likely` and their evaluations; null unless steps were timed (`plan --measure`)."""
     notes: tuple[str, ...] = ()
 
 

@@ -117,8 +117,10 @@ def test_a_model_that_wants_to_run_its_own_code_is_refused_without_a_question(ru
 
 def test_numbers_in_scientific_notation_are_numbers(run: Run) -> None:
     """hiyouga/LlamaFactory#4014."""
-    ran = run("yaml-scientific-notation", "plan", "spec.yaml", "--json")
+    ran = run("yaml-scientific-notation", "plan", "spec.yaml", "--json", "--measure")
     assert ran.code == 0, ran.err
+    # A tiny model: seconds, but not none.
+    assert 0 < ran.json["plan"]["hours_likely"] < 1
     spec = ran.json["spec"]
     assert spec["space"]["learning_rate"] == {"log": [5e-5, 3e-3]}
     assert spec["space"]["weight_decay"] == 0.01 and spec["objective"]["tolerance"] == 0.01

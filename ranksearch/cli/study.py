@@ -51,23 +51,26 @@ def check(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 @click.command(short_help="What a study will run and need; trains nothing.")
 @_spec
 @_overrides
+@click.option("--measure", is_flag=True, help="Load the model and time a few steps here, to estimate the hours.")
 @json_option
-def plan(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def plan(spec: Path, overrides: tuple[str, ...], measure: bool, as_json: bool) -> None:
     """Work SPEC out: trials, rungs, steps, memory and disk; refuse what can't fit.
 
     \b
-    Example: ranksearch plan search_spaces/quickstart.yaml budget.trials=8
+    Example: ranksearch plan search_spaces/quickstart.yaml budget.trials=8 --measure
     """
-    from ranksearch.search.check import plan_text
+    from ranksearch.search.check import measure_hours, plan_text
 
     with stdout_for_json(as_json) as emit:
         checked = _checked(spec, overrides)
         setup = checked.setup()
         for note in (*checked.notes, *setup.plan.notes):
             say(note)
-        emit({"study": setup.spec.name, "spec": checked.spec_json(), "plan": setup.plan.model_dump(mode="json")})
+        hours = measure_hours(setup) if measure else None
+        worked = setup.plan.model_copy(update={"hours_likely": hours}).model_dump(mode="json")
+        emit({"study": setup.spec.name, "spec": checked.spec_json(), "plan": worked})
     if not as_json:
-        told(plan_text(setup))
+        told(plan_text(setup, hours))
 
 
 @click.command(short_help="Run a study, here or on a Ray cluster.")

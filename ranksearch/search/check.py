@@ -15,12 +15,14 @@ from ranksearch.data import Prepared, check_data, load_tokenizer
 from ranksearch.errors import Fault, InputError, PlanError, RankSearchError
 from ranksearch.lora import ModelFacts, ModuleFacts
 from ranksearch.plan import make_plan
-from ranksearch.search.setup import StudySetup, make_question, spec_as_data
-from ranksearch.search.worker import locate_model
+from ranksearch.search.setup import StudySetup, begin_study, make_question, spec_as_data
+from ranksearch.search.worker import WorkerSetup, locate_model
 from ranksearch.spec import Examination, ModelSpec, examine_spec
 from ranksearch.strategies import make_strategy
 
-__all__ = ["Checked", "check_study", "checked_json", "plan_text"]
+__all__ = ["Checked", "check_study", "checked_json", "measure_hours", "plan_text"]
+
+_TIMED_STEPS = 6
 
 Targets = Mapping[str | tuple[str, ...], Sequence[ModuleFacts]]
 
@@ -160,7 +162,7 @@ def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
     return Checked(examined, prepared, model, targets, precision, tuple(faults + more), tuple(notes))
 
 
-def plan_text(setup: StudySetup) -> str:
+def plan_text(setup: StudySetup, hours: float | None) -> str:
     """The plan in a few lines."""
     p, spec = setup.plan, setup.spec
     size = "without end" if p.distinct_configurations is None else f"of {p.distinct_configurations} configurations"
@@ -175,7 +177,40 @@ def plan_text(setup: StudySetup) -> str:
     lines.append(f"in all: about {p.steps_likely} steps, at most {p.steps_most} ({share})")
     lines.append(f"trainable parameters: {parameters}")
     lines.append(f"memory: about {p.memory_mb_per_trial:.0f} MiB a trial; disk: about {p.disk_mb:.0f} MiB")
+    told = "not measured (--measure times a few steps here)" if hours is None else f"about {hours:.2g}, on this machine"
+    lines.append(f"hours: {told}")
     return "\n".join(lines)
+
+
+def measure_hours(setup: StudySetup) -> float:
+    """Times a few steps and an evaluation of the top rank here, and works the plan's likely hours out from them.
+
+    Holds for a study on this machine's CPUs, with as many trials at once as they have room for.
+
+    Raises:
+        DataError: When the model can't be loaded.
+        OutOfMemory: When the largest configuration does not fit.
+    """
+    from ranksearch.search.trainable import make_workbench
+    from ranksearch.training import AdapterRun
+
+    spec, plan = setup.spec, setup.plan
+    space = spec.parameters
+    workbench = make_workbench(WorkerSetup.of(setup, begin_study(setup), setup.base_dir))
+    values = {name: d.low if hasattr(d, "low") else d.values()[-1] for name, d in space.domains.items()}
+    config = space.config(values | {"r": max(space.ranks()), "batch_size": plan.reference_batch_size})
+    with AdapterRun(workbench, config, seed=spec.seed, max_steps=_TIMED_STEPS + 2) as run:
+        run.advance(2)
+        began = run.cost.train_seconds
+        run.advance(_TIMED_STEPS + 2)
+        step = (run.cost.train_seconds - began) / _TIMED_STEPS
+        run.evaluate("eval")
+        evaluation = run.cost.eval_seconds
+    # Each run is measured at the first rung, and one in reduction_factor goes on.
+    evaluations = plan.runs_most * (1 + 1 / spec.budget.reduction_factor)
+    room = max(1, int((os.cpu_count() or 1) / spec.resources.cpus_per_trial))
+    workers = min(room, spec.resources.max_concurrent or room)
+    return (plan.steps_likely * step + evaluations * evaluation) / workers / 3600
 
 
 def _tokenizer(model: ModelSpec, base_dir: Path) -> tuple[str | None, Any, list[Fault]]:
