@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from ranksearch.errors import PlanError
+from ranksearch.examine import examine_values
 from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters, layer_group, scaling
 from ranksearch.plan import Budget, fraction_of_grid, make_plan, refuse_lack
 from ranksearch.search.setup import make_question
-from ranksearch.spec import Spec, examine_values
+from ranksearch.spec import Spec
 from ranksearch.strategies import make_strategy
 
 MODULES = tuple(

@@ -103,8 +103,8 @@ def test_records_and_mlflow_hold_the_same_trials_states_and_values(
 
 
 def test_the_rebuilt_optuna_study_holds_them_too(records: tuple[StudyRecord, list[TrialRecord]], done: Ran) -> None:
+    from ranksearch.examine import load_spec
     from ranksearch.plan import make_budget
-    from ranksearch.spec import load_spec
 
     _, trials = records
     spec = load_spec(done.folder / "spec.yaml")
@@ -146,7 +146,7 @@ def test_the_exported_adapter_gives_the_reported_test_loss(
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     from ranksearch.data import load
-    from ranksearch.spec import load_spec
+    from ranksearch.examine import load_spec
 
     ran = ranksearch(done.folder, "export", "tiny", "--to", "peft", "--out", "adapter")
     assert ran.code == 0, ran.err

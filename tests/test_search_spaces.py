@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ranksearch.assets import ASSETS
+from ranksearch.examine import load_spec
 from ranksearch.plan import GRID_CONFIGURATIONS
-from ranksearch.spec import load_spec
 
 FOLDER = Path(__file__).parents[1] / "search_spaces"
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from ranksearch.errors import SpecError
-from ranksearch.spec import METRICS, examine_spec, load_spec
+from ranksearch.examine import examine_spec, load_spec
+from ranksearch.spec import METRICS
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
 GOOD: dict[str, Any] = {

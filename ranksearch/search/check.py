@@ -13,11 +13,12 @@ from typing import Any
 
 from ranksearch.data import Prepared, check_data, load_tokenizer
 from ranksearch.errors import Fault, InputError, PlanError, RankSearchError
+from ranksearch.examine import Examination, examine_spec
 from ranksearch.lora import ModelFacts, ModuleFacts
 from ranksearch.plan import make_plan
 from ranksearch.search.setup import StudySetup, begin_study, make_question, spec_as_data
 from ranksearch.search.worker import WorkerSetup, locate_model
-from ranksearch.spec import Examination, ModelSpec, examine_spec
+from ranksearch.spec import ModelSpec
 from ranksearch.strategies import make_strategy
 
 __all__ = ["Checked", "check_study", "checked_json", "measure_hours", "plan_text"]

@@ -1,0 +1,422 @@
+"""Reads a spec and finds every fault in it at once.
+
+Each section is checked by itself, and the rules that join several keys are applied to whatever is sound, so that one
+wrong key hides no other. Knows nothing of files other than the spec itself: whether the data or the model exist is not
+asked here.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from ranksearch.config import whole
+from ranksearch.errors import Fault, SpecError, shown, without_login
+from ranksearch.space import LogRange, Space, UniformRange, read_space
+from ranksearch.spec import METRICS, SECTIONS, DataSpec, ModelSpec, Section, Spec
+from ranksearch.yamlfile import YamlFault, parse_yaml
+
+__all__ = ["Examination", "examine_spec", "examine_values", "load_spec"]
+
+_LONGEST = 2**20
+"""Characters of a spec at most: whatever is longer is another file, or has no end."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What became of a spec: the parts that are sound, and every fault."""
+
+    spec: Spec | None
+    """None when there is any fault."""
+    data: DataSpec | None
+    """The data block when it is sound by itself, so that the files can be checked beside other faults."""
+    task: str | None
+    model: ModelSpec | None
+    parameters: Space | None
+    faults: tuple[Fault, ...]
+    source: str
+    base_dir: Path
+    """Folder that relative paths are relative to."""
+
+
+def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
+    """Reads a spec that has to be right.
+
+    Args:
+        path: The YAML file.
+        overrides: `key.path=value` pairs, values in YAML.
+
+    Raises:
+        SpecError: With every fault.
+    """
+    examined = examine_spec(path, overrides)
+    if examined.spec is None:
+        raise SpecError(examined.faults)
+    return examined.spec
+
+
+def examine_spec(path: str | Path, overrides: Sequence[str] = ()) -> Examination:
+    """Reads a spec and finds every fault in it.
+
+    Raises:
+        SpecError: When the file can't be read as YAML at all.
+    """
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            text = file.read(_LONGEST + 1)
+        if len(text) > _LONGEST:
+            raise ValueError(f"more than {_LONGEST:,} characters")
+    except (OSError, ValueError) as error:
+        reason = (
+            error.strerror
+            if isinstance(error, OSError)
+            else "it is not UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else error
+        )
+        raise SpecError(
+            Fault(
+                "the spec must be a readable file",
+                str(reason),
+                str(path),
+                "Give the path of a YAML spec; search_spaces/ holds some to copy.",
+            )
+        ) from error
+    try:
+        raw = parse_yaml(text)
+    except YamlFault as error:
+        raise SpecError(Fault("the spec must be YAML", str(error), str(path), "Correct that line.")) from error
+    if not isinstance(raw, dict):
+        raise SpecError(
+            Fault(
+                "the spec must be a mapping of keys",
+                "an empty file" if raw is None else shown(raw),
+                str(path),
+                "Begin with `name:`.",
+            )
+        )
+    return examine_values(_override(raw, overrides), source=str(path), base_dir=path.parent.resolve())
+
+
+def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Examination:
+    """Finds every fault in a spec that is already a mapping."""
+    values, faults = _examine_section(Spec, raw, "")
+    sections: dict[str, Any] = {}
+    for name, cls in SECTIONS.items():
+        if name in raw and isinstance(
+            block := ({"id": raw[name]} if name == "model" and isinstance(raw[name], str) else raw[name]), Mapping
+        ):
+            sections[name], more = _examine_section(cls, block, name)
+            faults += more
+        elif name in raw and name not in ("data", "model"):
+            if raw[name] is not None or name not in values:
+                faults.append(
+                    Fault(
+                        f"`{name}` must be a mapping", shown(raw[name]), name, f"Write the keys of `{name}` below it."
+                    )
+                )
+        elif name in raw:
+            faults.append(
+                Fault(f"`{name}` must be a mapping", shown(raw[name]), name, f"Write the keys of `{name}` below it.")
+            )
+        else:
+            sections[name] = {n: f.default for n, f in cls.model_fields.items() if not f.is_required()}
+    space, space_faults = (None, []) if "space" not in raw else read_space(raw["space"])
+    faults += space_faults
+    faults += _cross_rules(raw, values, sections, space)
+    data = None
+    if "data" in raw and isinstance(raw["data"], Mapping):
+        data_fields = {k: v for k, v in raw["data"].items() if k in DataSpec.model_fields and k in sections["data"]}
+        if "train" in data_fields:
+            data = DataSpec.model_validate(data_fields)
+    model = None
+    if "model" in sections and "id" in sections["model"]:
+        model = ModelSpec.model_validate({k: v for k, v in sections["model"].items() if k in ModelSpec.model_fields})
+    placed = tuple(Fault(f.rule, f.got, f"{source}: {f.place}", f.remedy) for f in faults)
+    spec = None
+    if not faults:
+        spec = Spec.model_validate(
+            {k: v for k, v in raw.items() if v is not None or k not in SECTIONS} | {"space": dict(raw["space"])}
+        )
+    return Examination(spec, data, values.get("task"), model, space, placed, source, base_dir)
+
+
+def _override(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Applies `key.path=value` pairs to a copy."""
+    faults: list[Fault] = []
+    out = {k: dict(v) if isinstance(v, dict) else v for k, v in raw.items()}
+    given: dict[str, str] = {}
+    for pair in overrides:
+        key, sign, text = pair.partition("=")
+        if not sign or not all(key.split(".")):
+            faults.append(
+                Fault(
+                    "an override must be KEY=VALUE", shown(pair), "command line", "Write for example budget.trials=8."
+                )
+            )
+            continue
+        if key in given:
+            got = f"{given[key]} and {without_login(pair)}"
+            faults.append(Fault("a key may be overridden once", got, "command line", "Keep one of them."))
+            continue
+        given[key] = without_login(pair)
+        try:
+            value = parse_yaml(text)
+        except YamlFault as error:
+            faults.append(
+                Fault(
+                    "an override's value must be YAML",
+                    str(error),
+                    f"command line: {shown(pair)[1:-1]}",
+                    "Quote it for the shell.",
+                )
+            )
+            continue
+        place: dict[str, Any] = out
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            inner = place.get(parent)
+            # A short form is spelled out, so that model.revision=X works on `model: asset:minilm-l6`.
+            if parent == "model" and place is out and isinstance(inner, str):
+                inner = {"id": inner}
+            place[parent] = dict(inner) if isinstance(inner, dict) else {}
+            place = place[parent]
+        place[leaf] = value
+    if faults:
+        raise SpecError(faults)
+    return out
+
+
+def _examine_section(cls: type[Section], raw: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Fault]]:
+    """Checks each key of one section by itself.
+
+    Returns:
+        The sound values with defaults filled in, and the faults.
+    """
+    values: dict[str, Any] = {}
+    faults: list[Fault] = []
+    prefix = f"{path}." if path else ""
+    for key in raw:
+        if key not in cls.model_fields:
+            word = shown(str(key))[1:-1]
+            near = get_close_matches(word, cls.model_fields, n=1, cutoff=0.6)
+            remedy = f"Did you mean `{near[0]}`?" if near else "The keys are " + ", ".join(cls.model_fields) + "."
+            faults.append(
+                Fault("only known keys may stand in the spec", f"{word}: {shown(raw[key])}", f"{prefix}{word}", remedy)
+            )
+    for name, info in cls.model_fields.items():
+        if name not in raw:
+            if info.is_required():
+                faults.append(Fault(f"`{name}` must be given", "nothing", f"{prefix}{name}", f"Add `{name}:`."))
+            else:
+                values[name] = info.default
+            continue
+        if cls is Spec and (name in SECTIONS or name == "space"):
+            continue
+        value = tuple(raw[name]) if name == "text" and isinstance(raw[name], list) else raw[name]
+        try:
+            allowed: Any = Annotated[info.annotation, info]
+            values[name] = TypeAdapter(allowed, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(
+                value
+            )
+        except ValidationError as error:
+            faults.append(_told(name, value, f"{prefix}{name}", error, info.annotation))
+    return values, faults
+
+
+def _told(name: str, value: object, place: str, error: ValidationError, annotation: Any) -> Fault:
+    """Puts what Pydantic found into our words."""
+    if name == "name" and isinstance(value, str):
+        return Fault(
+            "`name` must be a letter or digit, then letters, digits, _ . - and at most 80 of them",
+            shown(value),
+            place,
+            "Rename it, for example team-a_rank-test.",
+        )
+    first = error.errors()[0]
+    options = [a for t in _flat(annotation) if get_origin(t) is Literal for a in get_args(t)]
+    if options:
+        near = get_close_matches(str(value), options, n=1)
+        return Fault(
+            f"`{name}` must be one of {', '.join(options)}",
+            shown(value),
+            place,
+            f"Did you mean `{near[0]}`?" if near else "Give one of them.",
+        )
+    context = first.get("ctx", {})
+    bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
+    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+    if first["type"] == "string_too_short":
+        return Fault(f"`{name}` must not be empty", shown(value), place, "Fill it in, or leave it out.")
+    if first["type"] == "string_too_long":
+        rule = f"`{name}` must be one character"
+        return Fault(rule, shown(value), place, "Correct the value.")
+    if first["type"] == "finite_number":
+        return Fault(f"`{name}` must be a finite number", shown(value), place, "Give a number, or leave it out.")
+    if first["type"] in bounds:
+        limit = bounds[first["type"]]
+        return Fault(
+            f"`{name}` must be {words[limit]} {whole(context[limit]):,}",
+            shown(value),
+            place,
+            f"Give a number {words[limit]} {whole(context[limit]):,}.",
+        )
+    kinds = [t.__name__ for t in _flat(annotation) if isinstance(t, type) and t is not type(None)]
+    plain = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "dict": "a mapping"}
+    rule = " or ".join(
+        dict.fromkeys(plain.get(k, "a mapping like {relative: 0.02}" if k == "RelativeTolerance" else k) for k in kinds)
+    )
+    remedy = "Write it without quotes." if isinstance(value, str) and rule != "text" else "Correct the value."
+    return Fault(f"`{name}` must be {rule or 'as described'}", shown(value), place, remedy)
+
+
+def _flat(annotation: Any) -> list[Any]:
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _flat(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [leaf for part in get_args(annotation) for leaf in _flat(part)]
+    if origin is tuple:
+        return [str]
+    return [origin if origin is dict else annotation]
+
+
+def _one_role_each(data: Mapping[str, Any], task: str | None) -> list[Fault]:
+    """A column that is asked for and answered with at once teaches nothing."""
+    roles = ("text", "label") if task == "classification" else ("prompt", "completion")
+    if task is None or data.get("messages") is not None or not all(role in data for role in roles):
+        return []
+    asked, answer = (data[role] for role in roles)
+    names = [*([asked] if isinstance(asked, str) else asked), answer]
+    if len(set(names)) == len(names):
+        return []
+    place = " and ".join(f"data.{role}" for role in roles)
+    rule = "the columns that are trained on must be different ones"
+    return [Fault(rule, ", ".join(map(shown, names)), place, "Name another column.")]
+
+
+def _cross_rules(
+    raw: Mapping[str, Any], top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], space: Space | None
+) -> list[Fault]:
+    """Rules that join several keys, each applied where its operands are sound."""
+    faults: list[Fault] = []
+    data, budget = sections.get("data", {}), sections.get("budget", {})
+    objective, task = sections.get("objective", {}), top.get("task")
+    shares = [
+        n for n, f in (("eval", "eval_fraction"), ("test", "test_fraction")) if data.get(n, "") is None and f in data
+    ]
+    if "data" in raw and shares:
+        total = sum(data[f"{n}_fraction"] for n in shares)
+        if total >= 1:
+            named = " + ".join(f"data.{n}_fraction" for n in shares)
+            faults.append(
+                Fault(
+                    f"`{named} < 1` must hold, so that rows to train on remain",
+                    f"{total:g}",
+                    named,
+                    "Lower them; 0.15 each is usual.",
+                )
+            )
+    faults += _one_role_each(data, task)
+    metric = objective.get("metric")
+    if metric is not None and metric not in METRICS:
+        # No "did you mean": eval_loss is not eval/nll, and must not be read as it.
+        faults.append(
+            Fault(
+                "`metric` must be one of " + ", ".join(METRICS),
+                shown(metric),
+                "objective.metric",
+                "Choose one of them by its full name.",
+            )
+        )
+    elif metric is not None:
+        direction, tasks = METRICS[metric]
+        if task is not None and task not in tasks:
+            there = ", ".join(m for m, (_, t) in METRICS.items() if task in t)
+            faults.append(
+                Fault(
+                    f"the metric of a {task} study must be one of {there}",
+                    metric,
+                    "objective.metric",
+                    "Choose one of them.",
+                )
+            )
+        if objective.get("direction", direction) != direction:
+            faults.append(
+                Fault(
+                    f"`{metric}` has the direction {direction}",
+                    str(objective["direction"]),
+                    "objective.direction",
+                    f"Write {direction}.",
+                )
+            )
+    low, high = budget.get("min_steps"), budget.get("max_steps")
+    if low is not None and high is not None and low > high:
+        faults.append(
+            Fault(
+                "`min_steps <= max_steps` must hold",
+                f"min_steps={low}, max_steps={high}",
+                "budget",
+                f"Lower min_steps to {high} or less.",
+            )
+        )
+    seeds, most = top.get("seeds"), top.get("max_seeds")
+    if seeds is not None and most is not None and seeds > most:
+        faults.append(
+            Fault(
+                "`seeds <= max_seeds` must hold",
+                f"seeds={seeds}, max_seeds={most}",
+                "seeds, max_seeds",
+                f"Raise max_seeds to {seeds}.",
+            )
+        )
+    strategy = top.get("strategy")
+    if "sampler" in raw and strategy in ("grid", "random") and top.get("sampler", strategy) != strategy:
+        faults.append(
+            Fault(
+                f"the strategy {strategy} draws its configurations itself: `sampler` must be {strategy} or left out",
+                str(top["sampler"]),
+                "sampler",
+                f"Write sampler: {strategy}, or strategy: joint.",
+            )
+        )
+    if space is not None and (strategy == "grid" or top.get("sampler") == "grid"):
+        endless = [n for n, d in space.domains.items() if d.size is None]
+        if endless:
+            faults.append(
+                Fault(
+                    "a grid must be finite",
+                    f"continuous ranges of {', '.join(endless)}",
+                    "space",
+                    "Give {choices: [...]} for them.",
+                )
+            )
+        elif strategy == "grid" and "trials" in budget and budget["trials"] < (space.size or 0):
+            faults.append(
+                Fault(
+                    "`budget.trials` of a grid must be at least the number of its points",
+                    f"trials={budget['trials']}, {space.size} points",
+                    "budget.trials",
+                    f"Write trials: {space.size}, or strategy: random.",
+                )
+            )
+    if space is not None and low is not None and high is not None:
+        warmup = space.domains["warmup_steps"]
+        longest = warmup.high if isinstance(warmup, LogRange | UniformRange) else max(warmup.values())
+        if "warmup_steps" in raw.get("space", {}) and longest >= high:
+            faults.append(
+                Fault(
+                    "`warmup_steps < max_steps` must hold",
+                    f"warmup_steps={longest}, max_steps={high}",
+                    "space.warmup_steps",
+                    "Lower warmup_steps.",
+                )
+            )
+    return faults
