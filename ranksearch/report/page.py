@@ -159,7 +159,14 @@ def _parts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _test(material: Material) -> list[Row]:
     test = material.study.test
-    return [] if test is None else [*test.metrics.items(), ("rows", test.n), ("measured on trial", test.trial)]
+    if test is None:
+        return []
+    base = [
+        (f"{name.removeprefix('test/')} of the base model without an adapter", value)
+        for name, value in material.study.zero_shot.items()
+        if name.startswith("test/")
+    ]
+    return [*test.metrics.items(), *base, ("rows", test.n), ("measured on trial", test.trial)]
 
 
 def _paid(material: Material) -> list[tuple[str, str, Any]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ranksearch.training.adapter_run import AdapterRun
     from ranksearch.training.device import pin_threads, resolve_precision
+    from ranksearch.training.evaluation import zero_shot
     from ranksearch.training.failures import Diverged, OutOfMemory
     from ranksearch.training.loop import Outcome, train
     from ranksearch.training.model import ModelSource, check_weights, inspect_model
@@ -38,6 +39,7 @@ __all__ = [
     "shortest_suffixes",
     "train",
     "truncation_curve",
+    "zero_shot",
 ]
 
 _HOME = {
@@ -58,6 +60,7 @@ _HOME = {
     "shortest_suffixes": "targets",
     "train": "loop",
     "truncation_curve": "truncation",
+    "zero_shot": "evaluation",
 }
 
 

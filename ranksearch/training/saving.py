@@ -54,7 +54,7 @@ def save_adapter(model: PeftModel, target_modules: Sequence[str], folder: Path) 
 
 
 def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, float]:
-    """Loads a saved adapter as PEFT does and measures it.
+    """Loads a saved adapter as PEFT does and measures it, what it writes included.
 
     Args:
         workbench: Base model and data.
@@ -75,5 +75,5 @@ def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, f
             model = PeftModel.from_pretrained(workbench.skeleton(), folder, torch_device=str(workbench.device))
         base = model.get_base_model()
         keep_heads_wide(base, workbench.facts.head_modules, workbench.dtype)
-        metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device)
+        metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device, write=True)
     return {f"{part}/{name}": value for name, value in metrics.items()}

@@ -159,6 +159,8 @@ def _card(source: Source, study: StudyRecord, trial: TrialRecord, config: dict[s
     if study.test is not None:
         told = ", ".join(f"{name} {v:.6g}" for name, v in study.test.metrics.items() if v is not None)
         measured.append(f"- test: {told} ({study.test.n} rows, looked at once)")
+    if (base_nll := study.zero_shot.get("test/nll")) is not None:
+        measured.append(f"- test without the adapter: nll {base_nll:.6g}")
     values = ", ".join(f"{name}={json.dumps(v)}" for name, v in source.values.items())
     classes = list(study.data.get("parts", {}).get("train", {}).get("classes", {}))
     head = f", num_labels={len(classes)}" if classes else ""
