@@ -45,10 +45,11 @@ SPEC: dict[str, Any] = {
 }
 
 
-def write_inputs(
-    folder: Path, *, template: str | None = TEMPLATE, roles: tuple[str, str] = ("user", "assistant")
-) -> None:
-    """Writes `train.jsonl`, chats about animals and their noises, and a random Llama whose tokenizer knows the words."""
+USER_AND_ASSISTANT = ("user", "assistant")
+
+
+def write_inputs(folder: Path, template: str | None = TEMPLATE, roles: tuple[str, str] = USER_AND_ASSISTANT) -> None:
+    """Writes `train.jsonl`, chats about animals and their noises, and a random Llama that knows the words."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
