@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ranksearch.cli.common import json_option, say, stdout_for_json, told
-from ranksearch.errors import StoreError
+from ranksearch.cli.common import RankOrAuto, json_option, say, stdout_for_json, told
+from ranksearch.errors import ExportError, Fault, StoreError
+
+if TYPE_CHECKING:
+    from ranksearch.export import Source
 
 __all__ = ["export", "list_studies", "report", "status"]
 
@@ -81,15 +87,58 @@ def report(study: str, out: Path | None) -> None:
 @click.option("--to", "target", required=True, help="peft, transformers, ...")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not hold files.")
 @click.option("--allow-loss", is_flag=True, help="Write what the target can express and list what it can't.")
-def export(source: str, target: str, out: Path, allow_loss: bool) -> None:
+@click.option(
+    "--truncate-to",
+    type=RankOrAuto(),
+    help="Cut a study's adapter down to this rank, or to the smallest within the tolerance (auto), and measure it.",
+)
+def export(source: str, target: str, out: Path, allow_loss: bool, truncate_to: int | Literal["auto"] | None) -> None:
     """Write the configuration of SOURCE (a study or a recommendation.json) for a target.
 
     \b
     Example: ranksearch export quickstart --to peft --out my-adapter
+    Example: ranksearch export quickstart --to peft --out small-adapter --truncate-to auto
     """
     from ranksearch.export import export as write
     from ranksearch.export import read_source
     from ranksearch.store import Store, default_home
 
-    for path in write(read_source(source, Store(default_home())), target, out, allow_loss=allow_loss):
+    read = read_source(source, Store(default_home()))
+    with contextlib.ExitStack() as stack:
+        if truncate_to is not None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranksearch-")))
+            read = _truncated(read, target, truncate_to, folder)
+        paths = write(read, target, out, allow_loss=allow_loss)
+    for path in paths:
         told(str(path))
+
+
+def _truncated(source: Source, target: str, to: int | Literal["auto"], folder: Path) -> Source:
+    """The source with its adapter cut down, and the user told what that cost."""
+    from ranksearch.export import Truncation
+    from ranksearch.export.fields import flat
+    from ranksearch.search.truncate import truncate_study
+    from ranksearch.store import StudyFolder
+
+    faults = []
+    if target != "peft":
+        rule, remedy = "only a trained adapter can be truncated", "Write --to peft, or search for the smaller rank."
+        faults.append(Fault(rule, f"--to {target}", "--truncate-to", remedy))
+    if source.study is None or source.folder is None:
+        rule, remedy = "only a study has an adapter to truncate", "Give the name of a study."
+        faults.append(Fault(rule, source.title, "--truncate-to", remedy))
+    if faults or source.study is None or source.folder is None:
+        raise ExportError(faults)
+    cut = truncate_study(StudyFolder(source.folder), to, folder)
+    metric = source.study.metric()[0]
+    ranks = f"{sum(cut.rank_pattern.values())} ranks over {len(cut.rank_pattern)} layers" if cut.rank_pattern else ""
+    before, after = cut.whole.get(metric), cut.metrics[metric]
+    told_before = "unknown" if before is None else f"{before:.4f}"
+    say(
+        f"r={cut.trial.config.r} of trial {cut.trial.number} cut down to {ranks or f'r={cut.r}'}: "
+        f"{cut.trainable_parameters:,} parameters with the head, {metric} {after:.4f} on the eval rows, "
+        f"{told_before} before."
+    )
+    truncated = Truncation(cut.trial.number, cut.trial.config.r, cut.metrics, cut.whole, cut.folder)
+    own = {n: v for n, v in flat(cut.trial.config.plain()).items() if n in source.values and n != "target_modules"}
+    return dataclasses.replace(source, values={**source.values, **own, "r": cut.r}, truncated=truncated)

@@ -20,7 +20,7 @@ from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.space import PARAMETERS, Parameter
 from ranksearch.store import Store
 
-__all__ = ["Source", "read_source", "study_source"]
+__all__ = ["Source", "Truncation", "read_source", "study_source"]
 
 _KNOWN: Mapping[str, Parameter] = {name: p for name, p in PARAMETERS.items() if name != "method"} | {
     "max_steps": Parameter("int", low=1),
@@ -34,6 +34,20 @@ _KNOWN: Mapping[str, Parameter] = {name: p for name, p in PARAMETERS.items() if 
 """What the values must be, whoever wrote them; which methods there are, each target says."""
 
 _REQUIRED = ("r", "lora_alpha", "learning_rate", "target_modules")
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """A study's adapter at fewer ranks, written and measured before it is exported."""
+
+    trial: int
+    """The run whose adapter it was."""
+    from_r: int
+    metrics: Mapping[str, float | None]
+    """On the eval rows."""
+    whole: Mapping[str, float | None]
+    """The same before the cut."""
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -52,6 +66,8 @@ class Source:
     trials: tuple[TrialRecord, ...] = ()
     folder: Path | None = None
     """The study's folder."""
+    truncated: Truncation | None = None
+    """The adapter to write instead of the winner's."""
 
     def winner(self) -> TrialRecord | None:
         """The run whose adapter was tested; where none was, the best completed run of the configuration."""

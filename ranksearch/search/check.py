@@ -21,7 +21,7 @@ from ranksearch.search.worker import WorkerSetup, locate_model
 from ranksearch.spec import ModelSpec
 from ranksearch.strategies import make_strategy
 
-__all__ = ["Checked", "check_study", "checked_json", "measure_hours", "plan_text"]
+__all__ = ["Checked", "check_examined", "check_study", "checked_json", "measure_hours", "plan_text"]
 
 _TIMED_STEPS = 6
 
@@ -134,7 +134,15 @@ def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
         SpecError: When the spec can't be read as YAML at all.
         StoreError: When the asset cache can't be written.
     """
-    examined = examine_spec(path, overrides)
+    return check_examined(examine_spec(path, overrides))
+
+
+def check_examined(examined: Examination) -> Checked:
+    """Finds every fault of a study whose spec was read.
+
+    Raises:
+        StoreError: When the asset cache can't be written.
+    """
     faults, notes = list(examined.faults), list[str]()
     located, tokenizer = None, None
     if examined.model is not None:

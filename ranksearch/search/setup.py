@@ -117,6 +117,7 @@ def begin_study(setup: StudySetup) -> StudyRecord:
         study_id=uuid.uuid4().hex,
         created_at=datetime.now(UTC),
         spec=spec,
+        base_dir=str(setup.base_dir),
         fingerprint=fingerprint(spec, setup.prepared.facts),
         versions={"ranksearch": __version__, "python": platform.python_version(), "platform": platform.platform()}
         | versions,

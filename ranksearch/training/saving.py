@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from peft import PeftModel
+import torch
+from peft import PeftConfig, PeftModel
 from peft.utils import get_peft_model_state_dict
 from safetensors.torch import save_file
 
@@ -17,7 +18,7 @@ from ranksearch.training.heads import keep_heads_wide
 from ranksearch.training.quiet import quiet_wrapping
 from ranksearch.training.workbench import Workbench
 
-__all__ = ["evaluate_saved", "save_adapter"]
+__all__ = ["evaluate_saved", "load_saved", "save_adapter", "write_adapter"]
 
 
 def save_adapter(model: PeftModel, target_modules: Sequence[str], folder: Path) -> None:
@@ -31,8 +32,24 @@ def save_adapter(model: PeftModel, target_modules: Sequence[str], folder: Path) 
     Raises:
         StoreError: When the folder can't be written.
     """
-    config = model.peft_config["default"]
     tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+    write_adapter(model.peft_config["default"], tensors, target_modules, folder)
+
+
+def write_adapter(
+    config: PeftConfig, tensors: Mapping[str, torch.Tensor], target_modules: Sequence[str], folder: Path
+) -> None:
+    """Writes an adapter's configuration and tensors, as `save_adapter` does.
+
+    Args:
+        config: PEFT's configuration.
+        tensors: By PEFT's names in a file.
+        target_modules: Name endings of the adapted layers.
+        folder: Is made where it is missing; a file of that name in it is replaced.
+
+    Raises:
+        StoreError: When the folder can't be written.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         save_file(
@@ -68,12 +85,21 @@ def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, f
         StoreError: When there is no adapter.
         OutOfMemory: When a batch doesn't fit.
     """
-    if not (folder / "adapter_config.json").is_file():
-        raise StoreError(f"a saved adapter must lie there, but got none ({folder}). Train the configuration again.")
     with memory_guard("evaluating a saved adapter"):
-        with quiet_wrapping():
-            model = PeftModel.from_pretrained(workbench.skeleton(), folder, torch_device=str(workbench.device))
-        base = model.get_base_model()
-        keep_heads_wide(base, workbench.facts.head_modules, workbench.dtype)
+        base = load_saved(workbench, folder).get_base_model()
         metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device)
     return {f"{part}/{name}": value for name, value in metrics.items()}
+
+
+def load_saved(workbench: Workbench, folder: Path) -> PeftModel:
+    """A saved adapter on a skeleton of its base model, as PEFT loads it.
+
+    Raises:
+        StoreError: When there is no adapter.
+    """
+    if not (folder / "adapter_config.json").is_file():
+        raise StoreError(f"a saved adapter must lie there, but got none ({folder}). Train the configuration again.")
+    with quiet_wrapping():
+        model: PeftModel = PeftModel.from_pretrained(workbench.skeleton(), folder, torch_device=str(workbench.device))
+    keep_heads_wide(model.get_base_model(), workbench.facts.head_modules, workbench.dtype)
+    return model
