@@ -90,7 +90,7 @@ def test_one_threshold_over_all_layers_keeps_the_largest_values() -> None:
 def test_it_agrees_with_pefts_own_conversion_where_both_apply(run: AdapterRun) -> None:
     ours = layers(run.model)
     with pytest.warns(UserWarning, match="already a LoRA adapter"):
-        converted, tensors = convert_to_lora(run._peft, rank=3, progressbar=False)
+        converted, tensors = convert_to_lora(run._method.root, rank=3, progressbar=False)
     scaling = converted.lora_alpha / converted.r
     for name, layer in ours.items():
         a, b = factors(layer).cut(3, layer.scaling["default"])
