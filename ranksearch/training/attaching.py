@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from ranksearch.config import TrialConfig
@@ -10,7 +11,7 @@ from ranksearch.methods import METHODS
 from ranksearch.training.dropout import use_quick_dropout
 from ranksearch.training.heads import start_heads
 from ranksearch.training.methods import Attachment, Method, find_method
-from ranksearch.training.order import DataOrder
+from ranksearch.training.order import derived_seed
 from ranksearch.training.targets import Targets, rank_faults
 from ranksearch.training.workbench import Workbench
 
@@ -46,10 +47,10 @@ def attach(
     if faults:
         raise SpecError(faults)
     part = workbench.parts["train"]
-    order = DataOrder(part.lengths, config.batch_size, seed)
+    shuffled = np.random.default_rng(derived_seed(seed, "inputs")).permutation(len(part.lengths))
 
-    def inputs(number: int) -> dict[str, torch.Tensor]:
-        return part.batch(order.rows(number)).inputs
+    def inputs(start: int, count: int) -> dict[str, torch.Tensor]:
+        return part.batch(np.take(shuffled, range(start, start + count), mode="wrap")).inputs
 
     method = kind(
         Attachment(

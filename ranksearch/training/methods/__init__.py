@@ -49,8 +49,8 @@ class Attachment:
     """Rank whose A the smaller ones are the first rows of."""
     dtype: torch.dtype
     """Type of the activations."""
-    inputs: Callable[[int], dict[str, torch.Tensor]]
-    """The n-th batch of training rows as the model takes it, without labels."""
+    inputs: Callable[[int, int], dict[str, torch.Tensor]]
+    """From a place on so many training rows, shuffled by the seed, as the model takes them; without labels."""
 
 
 class Method:
