@@ -93,6 +93,11 @@ class AdapterRun:
         return sum(t.parameter.numel() for t in self._trainables)
 
     @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        """The parameters of adapter and head. To look at."""
+        return list(self._parameters)
+
+    @property
     def cost(self) -> Cost:
         """What the run has used so far; loading the workbench is not in it.
 

@@ -7,6 +7,7 @@ import math
 import torch
 from peft import PeftConfig
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ranksearch.config import whole
 from ranksearch.training.copies import copy_linear_layers
@@ -28,6 +29,8 @@ class Pissa(Lora):
 
     def attach(self, model: PreTrainedModel) -> None:
         """Wraps layers and head, and remembers what A and B start from."""
+        first = model.get_submodule(self.attachment.names[0])
+        self._transposed = isinstance(first, Conv1D)
         copy_linear_layers(model, self.attachment.names)
         self.wrap(model, init_lora_weights=self.start)
         self._started = {name: (a.detach().clone(), b.detach().clone()) for name, a, b, _ in self.factors()}
@@ -53,6 +56,8 @@ class Pissa(Lora):
             at = f"base_model.model.{name}.lora_"
             tensors[f"{at}A.weight"] = torch.cat([tensors[f"{at}A.weight"], first_a])
             tensors[f"{at}B.weight"] = torch.cat([tensors[f"{at}B.weight"], -first_b], dim=1)
+        # The copies are plain layers; the originals, which the adapter is for, may not be.
+        config.fan_in_fan_out = self._transposed
         config.r *= 2
         config.lora_alpha = whole(config.lora_alpha * (math.sqrt(2) if config.use_rslora else 2))
         return config, tensors
