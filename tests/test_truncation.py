@@ -83,15 +83,15 @@ def test_parameters_of_a_point_are_those_of_a_run_at_that_rank(bench: Workbench,
 
 def test_one_threshold_over_all_layers_keeps_the_largest_values() -> None:
     spectra = [torch.tensor([9.0, 1.0, 0.1]), torch.tensor([5.0, 4.0, 3.0]), torch.tensor([0.5, 0.2, 0.01])]
-    assert pattern_ranks(spectra, 1) == [1, 2, 0]
-    assert pattern_ranks(spectra, 2) == [2, 3, 1]
-    assert pattern_ranks(spectra, 3) == [3, 3, 3]
+    assert pattern_ranks(spectra, 3) == [1, 2, 0]
+    assert pattern_ranks(spectra, 6) == [2, 3, 1]
+    assert pattern_ranks(spectra, 9) == [3, 3, 3]
 
 
 def test_it_agrees_with_pefts_own_conversion_where_both_apply(run: AdapterRun) -> None:
     ours = layers(run.model)
     with pytest.warns(UserWarning, match="already a LoRA adapter"):
-        converted, tensors = convert_to_lora(run._peft, rank=3, progressbar=False)
+        converted, tensors = convert_to_lora(run._method.root, rank=3, progressbar=False)
     scaling = converted.lora_alpha / converted.r
     for name, layer in ours.items():
         a, b = factors(layer).cut(3, layer.scaling["default"])

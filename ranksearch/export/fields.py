@@ -37,6 +37,11 @@ FIELDS: Mapping[str, Field] = {
         Field("use_rslora", "adapter", lora="use_rslora", neutral=False),
         Field("target_modules", "adapter", lora="target_modules"),
         Field("lora_dropout", "adapter", lora="lora_dropout", neutral=0.0),
+        Field("rank_pattern", "adapter", lora="rank_pattern"),
+        Field("alpha_pattern", "adapter", lora="alpha_pattern"),
+        # What the patterns were made from, which say it all.
+        Field("mlp_rank_ratio", "adapter", neutral=1),
+        Field("l2_lambda", "training", neutral=0),
         Field("learning_rate", "training", trainer="learning_rate"),
         Field("batch_size", "training", trainer="per_device_train_batch_size"),
         Field("gradient_accumulation", "training", trainer="gradient_accumulation_steps", neutral=1),
@@ -61,10 +66,16 @@ FIELDS: Mapping[str, Field] = {
 
 
 def flat(recommended: Mapping[str, Any]) -> dict[str, Any]:
-    """`recommended` with nested keys joined by a dot, and without the values that are left to the reader (None)."""
+    """`recommended` with nested keys joined by a dot, and without the values that are left to the reader (None).
+
+    A pattern of modules is one value; an empty one says nothing.
+    """
     out: dict[str, Any] = {}
     for name, value in recommended.items():
-        if isinstance(value, Mapping):
+        if name in ("rank_pattern", "alpha_pattern"):
+            if value:
+                out[name] = value
+        elif isinstance(value, Mapping):
             out |= {f"{name}.{inner}": v for inner, v in value.items() if v is not None}
         elif value is not None:
             out[name] = value
@@ -82,5 +93,6 @@ def lost(values: Mapping[str, Any], expressed: Set[str]) -> dict[str, Any]:
         name: value
         for name, value in values.items()
         if name not in expressed
+        and not (name == "mlp_rank_ratio" and "rank_pattern" in values)
         and (name not in FIELDS or FIELDS[name].neutral is None or value != FIELDS[name].neutral)
     }

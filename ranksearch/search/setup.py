@@ -19,8 +19,8 @@ from typing import Any
 from ranksearch import __version__
 from ranksearch.data import Prepared
 from ranksearch.errors import Fault, SpecError
-from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters
-from ranksearch.plan import Budget, Plan, make_budget
+from ranksearch.lora import ModelFacts, ModuleFacts
+from ranksearch.plan import Budget, Plan, make_budget, trainable_by_rank
 from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.spec import RelativeTolerance, Spec
 from ranksearch.strategies import Question
@@ -61,7 +61,6 @@ def make_question(
     """What a study asks, for its strategy."""
     tolerance = spec.objective.tolerance
     space = spec.parameters
-    widest = max(targets.values(), key=lambda modules: adapter_parameters(1, modules))
     return Question(
         space=space,
         budget=make_budget(spec),
@@ -73,7 +72,7 @@ def make_question(
         seed=spec.seed,
         seeds=spec.seeds,
         max_seeds=spec.max_seeds,
-        trainable={r: adapter_parameters(r, widest) + model.head_parameters for r in space.ranks()},
+        trainable=trainable_by_rank(space, targets, model),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 
 from ranksearch.errors import Fault, InputError, SpecError
 from ranksearch.examine import examine_values
+from ranksearch.methods import METHODS
 from ranksearch.records import StudyRecord, TrialRecord, TruncationPoint
 from ranksearch.search.check import check_examined
 from ranksearch.search.setup import StudySetup, comparable
@@ -61,6 +62,11 @@ def truncate_study(folder: StudyFolder, to: int | Literal["auto"], out: Path) ->
 
     study, trials = folder.study(), folder.trials()
     trial = _source(study, trials)
+    method = METHODS[trial.config.method]
+    if not method.truncatable or method.saved != "peft":
+        rule = "truncation needs a saved adapter whose change is scaling * B A"
+        remedy = "Search with a method that has one, or search for the smaller rank."
+        raise SpecError(Fault(rule, f"the method {method.name}", study.name, remedy))
     if to != "auto" and not 1 <= to < trial.config.r:
         rule = "a truncated rank must be at least 1 and below the adapter's own"
         raise SpecError(Fault(rule, f"{to}, r={trial.config.r}", "--truncate-to", "Give a smaller rank, or auto."))

@@ -7,15 +7,17 @@ safetensors header only; no pickle is ever opened or copied.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import yaml
 from safetensors import SafetensorError, safe_open
 
+from ranksearch.config import whole
 from ranksearch.errors import ExportError, Fault, shown
-from ranksearch.export.fields import FIELDS
 from ranksearch.export.source import Source, Truncation
+from ranksearch.methods import METHODS
 from ranksearch.records import StudyRecord, TrialRecord
 
 __all__ = ["ABOUT", "EXPRESSES", "TARGET", "build"]
@@ -35,8 +37,8 @@ def build(source: Source) -> dict[str, bytes | Path]:
     A truncated adapter, where the source names one, takes the winner's place.
 
     Raises:
-        ExportError: There is no trained adapter, it lies outside of the study's folder, or it is not the recommended
-            configuration.
+        ExportError: There is no trained adapter, PEFT can't express its method, it lies outside of the study's folder,
+            or it is not the recommended configuration.
     """
     if source.truncated is not None and source.study is not None:
         return _truncated(source, source.study, source.truncated)
@@ -49,6 +51,16 @@ def build(source: Source) -> dict[str, bytes | Path]:
                 got,
                 source.title,
                 "Export a study that has one, or train the configuration first (--to transformers).",
+            )
+        )
+    method = str(source.values.get("method", "lora"))
+    if method in METHODS and METHODS[method].saved != "peft":
+        raise ExportError(
+            Fault(
+                f"peft must be able to express the method {method}",
+                METHODS[method].summary,
+                source.title,
+                f"Its weights lie in {folder / trial.adapter}, in a format of ranksearch's own.",
             )
         )
     weights, config_file = _inside(folder, trial.adapter, _WEIGHTS), _inside(folder, trial.adapter, _CONFIG)
@@ -131,16 +143,13 @@ def _check(source: Source, config: Any, weights: Path) -> None:
                 "the adapter must be PEFT's", repr(config)[:80], str(weights.parent), "Train the configuration again."
             )
         )
-    for name, field in FIELDS.items():
-        if (
-            field.lora in ("r", "lora_alpha", "use_rslora", "lora_dropout")
-            and name in source.values
-            and config.get(field.lora) != source.values[name]
-        ):
+    expected = _as_saved(source)
+    for name, value in expected.items():
+        if config.get(name) != value:
             faults.append(
                 Fault(
-                    f"the adapter's `{field.lora}` must be the recommended one",
-                    f"{config.get(field.lora)!r} instead of {source.values[name]!r}",
+                    f"the adapter's `{name}` must be the recommended one",
+                    f"{config.get(name)!r} instead of {value!r}",
                     str(weights.parent / _CONFIG),
                     "Train the configuration again.",
                 )
@@ -156,13 +165,31 @@ def _check(source: Source, config: Any, weights: Path) -> None:
         faults.append(
             Fault("the adapter must hold LoRA weights", "none", str(weights), "Train the configuration again.")
         )
-    elif not config.get("rank_pattern") and ranks != {source.values["r"]}:
-        got = f"rank {', '.join(map(str, sorted(ranks)))} instead of {source.values['r']}"
+    elif "r" in expected and not config.get("rank_pattern") and ranks != {expected["r"]}:
+        got = f"rank {', '.join(map(str, sorted(ranks)))} instead of {expected['r']}"
         faults.append(
             Fault("the weights must have the recommended rank", got, str(weights), "Train the configuration again.")
         )
     if faults:
         raise ExportError(faults)
+
+
+def _as_saved(source: Source) -> dict[str, Any]:
+    """What PEFT's configuration must hold, by its names, where the recommendation tells.
+
+    Methods whose base is not the original one are saved as its difference from it, which has a higher rank at the same
+    scaling. AdaLoRA's ranks differ from layer to layer, and have r for their target.
+    """
+    values = source.values
+    found = {n: values[n] for n in ("r", "lora_alpha", "use_rslora", "lora_dropout") if n in values}
+    method = values.get("method", "lora")
+    if method == "adalora":
+        found["target_r"] = found.pop("r")
+    factor = METHODS[method].saved_rank if method in METHODS else 1
+    if factor > 1:
+        found["r"] *= factor
+        found["lora_alpha"] = whole(found["lora_alpha"] * (math.sqrt(factor) if values.get("use_rslora") else factor))
+    return found
 
 
 def _measured(study: StudyRecord, trial: TrialRecord) -> list[str]:
