@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -78,11 +79,19 @@ def report(study: str, out: Path | None) -> None:
 
 @click.command(short_help="The recommended configuration for the tool that you use.")
 @click.argument("source")
-@click.option("--to", "target", required=True, help="peft, transformers, ...")
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    help="peft, transformers, python, spec, trl, axolotl, llamafactory, unsloth, torchtune.",
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not hold files.")
 @click.option("--allow-loss", is_flag=True, help="Write what the target can express and list what it can't.")
-def export(source: str, target: str, out: Path, allow_loss: bool) -> None:
-    """Write the configuration of SOURCE (a study or a recommendation.json) for a target.
+@json_option
+def export(source: str, target: str, out: Path, allow_loss: bool, as_json: bool) -> None:
+    """Write the configuration of SOURCE for a target.
+
+    SOURCE is a study, a recommendation.json, or a rule of a saved flow: rules.json#ID.
 
     \b
     Example: ranksearch export quickstart --to peft --out my-adapter
@@ -91,5 +100,11 @@ def export(source: str, target: str, out: Path, allow_loss: bool) -> None:
     from ranksearch.export import read_source
     from ranksearch.store import Store, default_home
 
-    for path in write(read_source(source, Store(default_home())), target, out, allow_loss=allow_loss):
-        told(str(path))
+    with stdout_for_json(as_json) as emit:
+        done = write(read_source(source, Store(default_home())), target, out, allow_loss=allow_loss)
+        for name, value in done.lost.items():
+            say(f"Not exported, as {target} has no place for it: {name}={json.dumps(value)}")
+        files = [str(path) for path in done.files]
+        emit({"source": source, "target": target, "files": files, "lost": dict(done.lost)})
+    if not as_json:
+        told("\n".join(files))

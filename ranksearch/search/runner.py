@@ -108,6 +108,8 @@ def run_study(
         return record
 
     study = put(study)
+    if not (folder.path / "data" / "prepared.json").is_file():
+        setup.prepared.save(folder.path / "data")
     old = folder.trials()
     with _cluster(address) as cluster:
         cluster.refuse_lack(spec)

@@ -55,7 +55,7 @@ def build(source: Source) -> dict[str, bytes | Path]:
             Fault("the adapter's configuration must be JSON", str(error), str(config_file), "Train it again.")
         ) from error
     _check(source, config, weights)
-    config["base_model_name_or_path"] = base_model(source.study, config.get("base_model_name_or_path"))
+    config["base_model_name_or_path"] = source.base_model() or str(source.study.spec["model"]["id"])
     config["revision"] = source.study.spec["model"].get("revision")
     config["inference_mode"] = True
     return {
@@ -92,13 +92,6 @@ def _inside(folder: Path, adapter: str, name: str) -> Path:
             )
         )
     return path
-
-
-def base_model(study: StudyRecord, saved: object) -> str:
-    """Where the base model is loaded from: the folder or hub id that it was trained from, else as the spec names it."""
-    if isinstance(saved, str) and saved and (Path(saved).is_dir() or not Path(saved).is_absolute()):
-        return saved
-    return str(study.spec["model"]["id"])
 
 
 def _check(source: Source, config: Any, weights: Path) -> None:

@@ -12,17 +12,23 @@ import yaml
 
 from ranksearch.config import whole
 from ranksearch.errors import ExportError, Fault
-from ranksearch.export.fields import FIELDS
+from ranksearch.export.fields import FIELDS, names_of
+from ranksearch.export.shared import PEFT_METHODS
 from ranksearch.export.source import Source
 
-__all__ = ["ABOUT", "EXPRESSES", "TARGET", "build"]
+__all__ = ["ABOUT", "EXPRESSES", "TARGET", "build", "refuses"]
 
 TARGET = "transformers"
 ABOUT = "training_arguments.yaml for HfArgumentParser, lora_config.json for LoraConfig"
 
-EXPRESSES = {name for name, field in FIELDS.items() if field.part != "rates"} - {"method"}
+EXPRESSES = set(names_of(TARGET))
 
 _PRECISIONS = ("auto", "bf16", "fp16", "fp32")
+
+def refuses(source: Source) -> dict[str, str]:
+    """Methods that LoraConfig has no argument for."""
+    known = source.values.get("method", "lora") in PEFT_METHODS
+    return {} if known else {"method": f"LoraConfig has {', '.join(PEFT_METHODS)}"}
 
 
 def build(source: Source) -> dict[str, bytes]:
@@ -101,7 +107,9 @@ def _precision(source: Source, out: dict[str, Any], faults: list[Fault]) -> list
 def _lora_config(source: Source, faults: list[Fault]) -> dict[str, Any]:
     values = source.values
     out: dict[str, Any] = {f.lora: values[name] for name, f in FIELDS.items() if f.lora is not None and name in values}
-    out["lora_alpha"] = whole(out["lora_alpha"])
+    out |= PEFT_METHODS[values.get("method", "lora")]
+    if "lora_alpha" in out:
+        out["lora_alpha"] = whole(out["lora_alpha"])
     targets = out["target_modules"]
     if isinstance(targets, str) and targets != "all-linear":
         faults.append(
