@@ -29,10 +29,6 @@ _KNOWN: Mapping[str, Parameter] = {name: p for name, p in PARAMETERS.items() if 
     "gradient_checkpointing": Parameter("bool"),
     "max_length": Parameter("int", low=1),
     "max_grad_norm": Parameter("float", low=0),
-    "method": Parameter("text"),
-    "model": Parameter("text"),
-    "init_lora_weights": Parameter("text"),
-    "precision": Parameter("text"),
     "seed": Parameter("int", low=0),
     "task": Parameter("text", options=("classification", "generation")),
 }
@@ -87,7 +83,7 @@ class Source:
                 saved = None
             if isinstance(saved, str) and saved and (Path(saved).is_dir() or not Path(saved).is_absolute()):
                 return saved
-        named = self.values.get("model")
+        named = self.values.get("model") if self.study is None else self.study.spec["model"]["id"]
         return None if named is None or named.startswith("asset:") else str(named)
 
     def header(self) -> list[str]:
@@ -255,6 +251,11 @@ def _checked(recommended: object, place: str) -> dict[str, Any]:
             faults.append(Fault(rule, shown(value), f"{place}: recommended", "Correct it."))
         elif parameter.kind == "int":
             values[name] = int(value)
+    faults += [
+        Fault(f"`{name}` must be a text", _short(values[name]), f"{place}: recommended", "Correct it.")
+        for name in ("method", "model", "precision", "lr_scheduler_type")
+        if not isinstance(values.get(name, ""), str)
+    ]
     for name, rule, accepted in (
         ("rank_pattern", "module endings with whole ranks of at least 1", _KNOWN["r"]),
         ("alpha_pattern", "module endings with alphas above 0", _KNOWN["lora_alpha"]),

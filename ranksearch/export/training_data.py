@@ -38,6 +38,8 @@ def training_files(study: StudyRecord | None) -> tuple[tuple[TrainingFile, ...],
     """The files, and what is to be said of those that other tools can't open, as sentences."""
     if study is None:
         return (), ("Not known, so not set: the training data.",)
+    if study.spec["task"] == "classification":
+        return (), ()
     block: Mapping[str, Any] = study.spec["data"]
     tasks: Mapping[str, Any] = block.get("tasks") or {"train": {}}
     found: list[TrainingFile] = []
@@ -50,8 +52,8 @@ def training_files(study: StudyRecord | None) -> tuple[tuple[TrainingFile, ...],
             notes.append(file)
     if found:
         notes.append(
-            "The study split eval and test rows off these files unless the spec names files of their own; here every "
-            "row is trained on."
+            "Data paths are those of the study's spec, and relative to its folder. The study split eval and test rows "
+            "off these files unless the spec names others for them; here every row is trained on."
         )
     return tuple(found), tuple(notes)
 

@@ -110,13 +110,9 @@ def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> 
     if gone and allow_loss:
         left = {name: value for name, value in source.values.items() if name not in gone}
         source = replace(source, values=left, lost=told)
-    files: dict[str, bytes | Path] = {}
-    try:
-        files |= chosen.build(source)
-    except ExportError as error:
-        faults += [fault for fault in error.faults if fault not in faults]
     if faults:
         raise ExportError(faults)
+    files = dict(chosen.build(source))
     if gone:
         files["not_exported.json"] = (json.dumps(gone, indent=2, sort_keys=True) + "\n").encode()
     return Exported(tuple(_write(files, out)), gone)

@@ -10,7 +10,16 @@ from typing import Any
 
 from ranksearch.config import whole
 from ranksearch.export.fields import names_of
-from ranksearch.export.shared import PEFT_METHODS, as_yaml, data_of, filled, micro_batch, precision_flags, unknown, value_faults
+from ranksearch.export.shared import (
+    PEFT_METHODS,
+    as_yaml,
+    data_of,
+    filled,
+    micro_batch,
+    precision_flags,
+    unknown,
+    value_faults,
+)
 from ranksearch.export.source import Source
 from ranksearch.export.training_data import TrainingFile
 from ranksearch.lora import ModelFacts, layer_group

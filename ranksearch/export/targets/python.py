@@ -157,7 +157,7 @@ def _lora(source: Source) -> dict[str, Any]:
 
 def _top_rank(study: StudyRecord, values: Any) -> int:
     """The largest rank of the study's space: every adapter begins as the first rows of one of that rank."""
-    asked = study.spec["space"]["r"]
+    asked = study.spec.get("space", {}).get("r", values.get("r", 0))
     if isinstance(asked, dict):
         return int(max(next(iter(asked.values()))))
     return int(asked)

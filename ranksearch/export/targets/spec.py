@@ -17,7 +17,7 @@ __all__ = ["ABOUT", "EXPRESSES", "TARGET", "build", "refuses"]
 
 TARGET = "spec"
 ABOUT = "spec.yaml: a study of this configuration alone, for `ranksearch search`"
-EXPRESSES = set(FIELDS) | set(PARAMETERS)
+EXPRESSES = set(FIELDS)
 
 _FIXED = {"lr_scheduler_type": "linear", "max_grad_norm": 1.0}
 

@@ -9,7 +9,17 @@ from typing import Any
 
 from ranksearch.config import whole
 from ranksearch.export.fields import names_of
-from ranksearch.export.shared import PEFT_METHODS, as_yaml, comment, data_of, filled, micro_batch, rates_code, unknown, value_faults
+from ranksearch.export.shared import (
+    PEFT_METHODS,
+    as_yaml,
+    comment,
+    data_of,
+    filled,
+    micro_batch,
+    rates_code,
+    unknown,
+    value_faults,
+)
 from ranksearch.export.source import Source
 from ranksearch.export.training_data import TrainingFile
 
