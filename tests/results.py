@@ -120,7 +120,6 @@ def save_adapter(home: Path, record: StudyRecord) -> None:
         r=values["r"], lora_alpha=values["lora_alpha"], use_rslora=values["use_rslora"],
         lora_dropout=values["lora_dropout"], target_modules=list(values["target_modules"]),
         rank_pattern=values.get("rank_pattern", {}), alpha_pattern=values.get("alpha_pattern", {}),
-        base_model_name_or_path=record.spec["model"]["id"],
         task_type="SEQ_CLS" if values["task"] == "classification" else "CAUSAL_LM",
     )  # fmt: skip
     model = get_peft_model(tiny_base(values["task"]), config)
@@ -131,7 +130,8 @@ def save_adapter(home: Path, record: StudyRecord) -> None:
     model.peft_config["default"].save_pretrained(folder)
     path = folder / "adapter_config.json"
     told = json.loads(path.read_text())
-    path.write_text(json.dumps(told | {"target_modules": sorted(told["target_modules"])}))
+    told |= {"target_modules": sorted(told["target_modules"]), "base_model_name_or_path": record.spec["model"]["id"]}
+    path.write_text(json.dumps(told))
 
 
 def tiny_base(task: str) -> Any:

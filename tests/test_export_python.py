@@ -27,10 +27,10 @@ TOP_RANK = 8
 
 def run_script(folder: Path, *options: str) -> list[dict[str, Any]]:
     """What the script printed, a line each; it must find nothing of ours."""
-    kept = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(folder / "train.py"), *options],
-        capture_output=True, text=True, timeout=120, cwd=folder, env=kept | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        capture_output=True, text=True, timeout=120, cwd=folder, env=kept,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
