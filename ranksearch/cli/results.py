@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -84,7 +85,12 @@ def report(study: str, out: Path | None) -> None:
 
 @click.command(short_help="The recommended configuration for the tool that you use.")
 @click.argument("source")
-@click.option("--to", "target", required=True, help="peft, transformers, ...")
+@click.option(
+    "--to",
+    "target",
+    required=True,
+    help="peft, transformers, python, spec, trl, axolotl, llamafactory, unsloth, torchtune.",
+)
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not hold files.")
 @click.option("--allow-loss", is_flag=True, help="Write what the target can express and list what it can't.")
 @click.option(
@@ -92,8 +98,13 @@ def report(study: str, out: Path | None) -> None:
     type=RankOrAuto(),
     help="Cut a study's adapter down to this rank, or to the smallest within the tolerance (auto), and measure it.",
 )
-def export(source: str, target: str, out: Path, allow_loss: bool, truncate_to: int | Literal["auto"] | None) -> None:
-    """Write the configuration of SOURCE (a study or a recommendation.json) for a target.
+@json_option
+def export(
+    source: str, target: str, out: Path, allow_loss: bool, truncate_to: int | Literal["auto"] | None, as_json: bool
+) -> None:
+    """Write the configuration of SOURCE for a target.
+
+    SOURCE is a study, a recommendation.json, or a rule of a saved flow: rules.json#ID.
 
     \b
     Example: ranksearch export quickstart --to peft --out my-adapter
@@ -103,14 +114,18 @@ def export(source: str, target: str, out: Path, allow_loss: bool, truncate_to: i
     from ranksearch.export import read_source
     from ranksearch.store import Store, default_home
 
-    read = read_source(source, Store(default_home()))
-    with contextlib.ExitStack() as stack:
+    with stdout_for_json(as_json) as emit, contextlib.ExitStack() as stack:
+        read = read_source(source, Store(default_home()))
         if truncate_to is not None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ranksearch-")))
             read = _truncated(read, target, truncate_to, folder)
-        paths = write(read, target, out, allow_loss=allow_loss)
-    for path in paths:
-        told(str(path))
+        done = write(read, target, out, allow_loss=allow_loss)
+        for name, value in done.lost.items():
+            say(f"Not exported, as {target} has no place for it: {name}={json.dumps(value)}")
+        files = [str(path) for path in done.files]
+        emit({"source": source, "target": target, "files": files, "lost": dict(done.lost)})
+    if not as_json:
+        told("\n".join(files))
 
 
 def _truncated(source: Source, target: str, to: int | Literal["auto"], folder: Path) -> Source:

@@ -107,6 +107,8 @@ def run_study(
             listener.publish_study(record)
         return record
 
+    if not (folder.path / "data" / "prepared.json").is_file():
+        setup.prepared.save(folder.path / "data")
     old = folder.trials()
     study = put(study.model_copy(update={"sessions": close_sessions(study, old)}))
     with _cluster(address) as cluster:

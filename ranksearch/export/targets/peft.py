@@ -88,7 +88,7 @@ def _truncated(source: Source, study: StudyRecord, cut: Truncation) -> dict[str,
 def _files(
     source: Source, study: StudyRecord, config: dict[str, Any], weights: Path, measured: list[str]
 ) -> dict[str, bytes | Path]:
-    config["base_model_name_or_path"] = base_model(study, config.get("base_model_name_or_path"))
+    config["base_model_name_or_path"] = source.base_model() or str(study.spec["model"]["id"])
     config["revision"] = study.spec["model"].get("revision")
     config["inference_mode"] = True
     return {
@@ -125,13 +125,6 @@ def _inside(folder: Path, adapter: str, name: str) -> Path:
             )
         )
     return path
-
-
-def base_model(study: StudyRecord, saved: object) -> str:
-    """Where the base model is loaded from: the folder or hub id that it was trained from, else as the spec names it."""
-    if isinstance(saved, str) and saved and (Path(saved).is_dir() or not Path(saved).is_absolute()):
-        return saved
-    return str(study.spec["model"]["id"])
 
 
 def _check(source: Source, config: Any, weights: Path) -> None:
