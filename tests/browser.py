@@ -16,7 +16,9 @@ __all__ = ["MISSING", "Browser", "chromium"]
 _BINARY = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _DRIVER = shutil.which("chromedriver")
 
-MISSING = None if _BINARY and _DRIVER else "no chromium with chromedriver here (apt-get install chromium chromium-driver)"
+MISSING = (
+    None if _BINARY and _DRIVER else "no chromium with chromedriver here (apt-get install chromium chromium-driver)"
+)
 """Why no browser can be started; None where one can."""
 
 
@@ -75,7 +77,9 @@ class Browser:
         """Writes what is seen, or the whole page, or its first so many pixels."""
         options: dict[str, Any] = {"format": "png"}
         if whole or height is not None:
-            width, full = self.run("return [document.documentElement.clientWidth, document.documentElement.scrollHeight]")
+            width, full = self.run(
+                "return [document.documentElement.clientWidth, document.documentElement.scrollHeight]"
+            )
             clip = {"x": 0, "y": 0, "width": width, "height": min(full, height or full), "scale": 1}
             options |= {"captureBeyondViewport": True, "clip": clip}
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -175,7 +175,9 @@ def head_too_slow(case: Case) -> Iterator[Finding]:
     told = []
     if domain is not None and _end(domain, config.head_lr_ratio) == "upper":
         low, high = _limits(domain)
-        told.append(f"head_lr_ratio {config.head_lr_ratio:.3g} is at the upper end of its range {low:.3g} to {high:.3g}")
+        told.append(
+            f"the answer's head_lr_ratio {config.head_lr_ratio:.3g} is at the upper end of its range {low:.3g} to {high:.3g}"
+        )
     if norms["head"] is not None and body and norms["head"] > 5 * max(body):
         told.append(
             f"at the last step the head's gradient norm is {norms['head']:.3g}, that of the layer groups at most "
@@ -267,7 +269,9 @@ def worse_on_test(case: Case) -> Iterator[Finding]:
     test = case.study.test
     run = next((trial for trial in case.trials if test is not None and trial.number == test.trial), None)
     bare = case.metric.removeprefix("eval/")
-    ours, theirs = (run.value(case.metric), test.metrics.get(bare)) if run is not None and test is not None else (None,) * 2
+    ours, theirs = (
+        (run.value(case.metric), test.metrics.get(bare)) if run is not None and test is not None else (None,) * 2
+    )
     if ours is not None and theirs is not None and case.sign * (theirs - ours) > 3 * case.tolerance(ours):
         yield Finding(
             "worse_on_test",
@@ -317,7 +321,9 @@ def failed(case: Case) -> Iterator[Finding]:
     """Runs that the machine ended, for good or for a while."""
     lost = [trial for trial in case.trials if trial.state == "FAILED" and trial.violation is None]
     if lost:
-        step = "It says nothing about their configurations. Look at the nodes, then --resume with a larger budget.trials."
+        step = (
+            "It says nothing about their configurations. Look at the nodes, then --resume with a larger budget.trials."
+        )
         yield _trouble(case, "failed", lost, "The machine was at fault each time.", step)
     again = [t for t in case.trials if t.failures and t.state != "FAILED" and t.violation is None]
     if again:
