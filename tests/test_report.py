@@ -17,7 +17,7 @@ from ranksearch.analysis import importances, paid, trials_frame
 from ranksearch.config import TrialConfig
 from ranksearch.errors import StoreError
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
-from ranksearch.report import write_report
+from ranksearch.report import write_comparison, write_report
 from ranksearch.report.theme import DARK, LIGHT
 from tests.made_records import decided, search_trials, staged_trials, study, trial
 
@@ -372,3 +372,41 @@ def test_a_folder_that_cannot_be_written_is_the_machines_fault(tmp_path: Path) -
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(StoreError, match="taken"):
         write_report(study(), [], tmp_path / "taken")
+
+
+def test_studies_stand_side_by_side_with_their_own_numbers(tmp_path: Path) -> None:
+    first = decided()
+    second = decided(24, name="second", study_id="1e" * 16)
+    files = write_comparison([first, second], tmp_path)
+    assert [file.name for file in files][:3] == ["compare.html", "curves-compared.png", "curves-compared.svg"]
+    page = Page(files[0])
+    assert "The same question" in page.text("answer")
+    rows = {row[""][0]: row for row in page.rows("results-table")}
+    for made, trials in (first, second):
+        assert made.decision is not None
+        assert rows["chosen rank"][made.name][0] == str(made.decision["chosen_r"])
+        assert rows["optimizer steps"][made.name][1] == str(paid(made, trials).steps)
+    (data,) = page.embedded()["specs"]["bounds-compared"]["datasets"].values()
+    assert {(row["study"], row["rank"], row["bound"]) for row in data} == {
+        (made.name, point["r"], point["upper_bound"])
+        for made, _ in (first, second)
+        for point in (made.decision or {})["curve"]
+    }
+
+
+def test_a_comparison_says_what_makes_its_studies_incomparable(tmp_path: Path) -> None:
+    first, (made, trials) = decided(), decided(name="other")
+    data = made.data | {"parts": made.data["parts"] | {"eval": {"sha256": "d" * 64}}}
+    spec = made.spec | {"objective": {"metric": "eval/accuracy", "direction": "maximize", "tolerance": 0.01}}
+    page = Page(write_comparison([first, (made.model_copy(update={"data": data, "spec": spec}), trials)], tmp_path)[0])
+    assert page.text("answer").startswith("Not the same question")
+    assert {row[""][0] for row in page.rows("apart")} == {"metric and direction", "eval rows", "tolerance"}
+    assert page.embedded()["specs"] == {}
+    assert "measure different things" in page.text("curves")
+
+
+def test_studies_without_an_answer_can_be_compared_too(tmp_path: Path) -> None:
+    made = study(name="other")
+    page = Page(write_comparison([(study(), []), (made, search_trials(4))], tmp_path)[0])
+    assert "No trial was begun" not in page.text("results")
+    assert page.rows("results-table")[0]["other"][0] == "–"

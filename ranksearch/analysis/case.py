@@ -40,7 +40,7 @@ class Case:
     @cached_property
     def space(self) -> Space | None:
         """The space that was searched; None when this version can't read it."""
-        return read_space(self.study.spec["space"])[0]
+        return read_space(self.study.spec.get("space"))[0]
 
     @property
     def most_steps(self) -> int:

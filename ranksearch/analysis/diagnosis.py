@@ -1,4 +1,4 @@
-"""What went wrong in a study, in one table of rules: each looks at the records, and names the numbers and the next step.
+"""What went wrong in a study, by one table of rules: each reads the records, and names numbers and next step.
 
 A new rule is a function from a case to findings, entered in RULES. Knows the records only; nothing of pages.
 """
@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 from ranksearch.analysis.case import GROUPS, Case, typical
+from ranksearch.analysis.ranges import end_of, limits
 from ranksearch.analysis.ranks import TROUBLES, troubles
 from ranksearch.analysis.rungs import LOW_CORRELATION, last_rung, rung_correlation
 from ranksearch.records import StudyRecord, TrialRecord
-from ranksearch.space import Choices, Domain, IntRange, LogRange, UniformRange
+from ranksearch.space import LogRange
 
 __all__ = ["RULES", "Finding", "diagnose"]
 
@@ -148,10 +149,10 @@ def at_the_edge(case: Case) -> Iterator[Finding]:
     values = case.answer[0].values
     for name, domain in case.space.searched.items():
         value = values.get(name)
-        end = _end(domain, value) if name != "r" and isinstance(value, int | float) else None
+        end = end_of(domain, value) if name != "r" and isinstance(value, int | float) else None
         if end is None or (name, end) == ("head_lr_ratio", "upper"):
             continue
-        low, high = _limits(domain)
+        low, high = limits(domain)
         wider = f"{low:.2g} to {3 * high:.2g}" if end == "upper" else f"{low / 3:.2g} to {high:.2g}"
         if not isinstance(domain, LogRange):
             wider = f"beyond {high if end == 'upper' else low:.3g}"
@@ -159,7 +160,7 @@ def at_the_edge(case: Case) -> Iterator[Finding]:
         yield Finding(
             f"at_the_edge.{name}",
             f"{label} at the {end} end of its range",
-            f"The answer's {name} is {value:.3g}; the range is {low:.3g} to {high:.3g}. The best value may lie outside.",
+            f"The answer's {name} is {value:.3g}; the range is {low:.3g} to {high:.3g}. The best may lie outside.",
             f"Search {name} {wider} in a new study.",
         )
 
@@ -173,10 +174,11 @@ def head_too_slow(case: Case) -> Iterator[Finding]:
     norms = {part: typical(case.answer, f"train/grad_norm/{part}") for part in (*GROUPS, "head")}
     body = [norm for part in GROUPS if (norm := norms[part]) is not None]
     told = []
-    if domain is not None and _end(domain, config.head_lr_ratio) == "upper":
-        low, high = _limits(domain)
+    if domain is not None and end_of(domain, config.head_lr_ratio) == "upper":
+        low, high = limits(domain)
         told.append(
-            f"the answer's head_lr_ratio {config.head_lr_ratio:.3g} is at the upper end of its range {low:.3g} to {high:.3g}"
+            f"the answer's head_lr_ratio {config.head_lr_ratio:.3g} is at the upper end of its range {low:.3g} to "
+            f"{high:.3g}"
         )
     if norms["head"] is not None and body and norms["head"] > 5 * max(body):
         told.append(
@@ -214,8 +216,8 @@ def overfits(case: Case) -> Iterator[Finding]:
         yield Finding(
             "overfits",
             "Overfits",
-            f"In the median of the {len(turned)} best runs {case.metric} ended {worse:.3g} worse than at its best, around "
-            f"step {step}, while {metric} went on falling.",
+            f"In the median of the {len(turned)} best runs {case.metric} ended {worse:.3g} worse than at its best, "
+            f"around step {step}, while {metric} went on falling.",
             f"Try budget.max_steps={step}, or search lora_dropout, weight_decay and smaller ranks in a new study.",
         )
 
@@ -229,8 +231,8 @@ def not_settled(case: Case) -> Iterator[Finding]:
             f"Training had not settled at {last.final} steps",
             f"From step {last.fidelity} to {last.final} the median {case.metric} of {last.trials} completed search "
             f"trial{'' if last.trials == 1 else 's'} still went from {last.before:.4g} to {last.after:.4g}.",
-            f"The answer holds for {last.final} steps: larger ranks learn faster, so after longer training a smaller one "
-            f"may do. If you will train longer, search with that budget.max_steps, in a new study.",
+            f"The answer holds for {last.final} steps: larger ranks learn faster, so after longer training a smaller "
+            f"one may do. If you will train longer, search with that budget.max_steps, in a new study.",
         )
 
 
@@ -366,26 +368,6 @@ def _train_loss(trials: Sequence[TrialRecord]) -> str | None:
 
 def _falls(case: Case, improved: float, value: float) -> bool:
     return improved > case.tolerance(value)
-
-
-def _limits(domain: Domain) -> tuple[float, float]:
-    if isinstance(domain, LogRange | UniformRange | IntRange):
-        return domain.low, domain.high
-    return min(domain.values()), max(domain.values())
-
-
-def _end(domain: Domain, value: Any) -> Literal["lower", "upper"] | None:
-    """The end of its range that a number lies at: within a twentieth of it, or the last of at least three choices."""
-    if isinstance(domain, Choices):
-        numbers = [v for v in domain.values() if isinstance(v, int | float) and not isinstance(v, bool)]
-        if len(numbers) < max(3, len(domain.values())):
-            return None
-        return "lower" if value <= min(numbers) else "upper" if value >= max(numbers) else None
-    if not isinstance(domain, LogRange | UniformRange | IntRange) or domain.high <= domain.low:
-        return None
-    scale = math.log if isinstance(domain, LogRange) else float
-    place = (scale(value) - scale(domain.low)) / (scale(domain.high) - scale(domain.low))
-    return "lower" if place <= 0.05 else "upper" if place >= 0.95 else None
 
 
 def _up(value: float) -> float:

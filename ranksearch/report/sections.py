@@ -82,8 +82,9 @@ def constants(frame: pd.DataFrame) -> list[Row]:
 
 
 def notes(data: Mapping[str, Any]) -> Sequence[Any]:
-    notes = data.get("notes") or ()
-    return [notes] if isinstance(notes, str) else notes
+    """What reading the data told."""
+    told = data.get("notes") or ()
+    return [told] if isinstance(told, str) else told
 
 
 def parts(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,8 +95,9 @@ def parts(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def test(material: Material) -> list[Row]:
-    test = material.study.test
-    return [] if test is None else [*test.metrics.items(), ("rows", test.n), ("measured on trial", test.trial)]
+    """What the recommended configuration reached on the test rows; empty before that."""
+    found = material.study.test
+    return [] if found is None else [*found.metrics.items(), ("rows", found.n), ("measured on trial", found.trial)]
 
 
 def paid(material: Material) -> list[list[tuple[str, str, Any]]]:

@@ -198,8 +198,8 @@ def truncation(material: Material) -> Plot | None:
     )
     caption = (
         f"Trial {cut.number} was trained at rank {cut.config.r}, then cut down by SVD and measured without further "
-        f"training. Where the curve gets {'higher' if material.minimize else 'lower'} than the dashed line, ranks begin to "
-        "cost quality. A small rank that is trained itself may do better or worse than this, so the ranks around that "
-        "point are trained too."
+        f"training. Where the curve gets {'higher' if material.minimize else 'lower'} than the dashed line, ranks "
+        "begin to cost quality. A small rank that is trained itself may do better or worse than this, so the ranks "
+        "around that point are trained too."
     )
     return Plot(name, title, caption, finish(alt.layer(curve, *layers), f"{title}. {caption}"))

@@ -5,6 +5,8 @@ How a spec becomes a file or stands in the page is not known here.
 
 from __future__ import annotations
 
+from typing import Any
+
 import altair as alt
 
 from ranksearch import analysis
@@ -52,11 +54,12 @@ def _front(material: Material, cost: str, title: str, axis: str, form: str, note
     ]
     values, costs = [c.value for c in found], [c.cost for c in found]
     kind = scale_type(costs)
+    rest: dict[str, Any] = {} if kind == "log" else {"zero": False}
     base = alt.Chart(alt.InlineData(values=rows)).encode(
         x=alt.X(
             "cost:Q",
             title=axis,
-            scale=alt.Scale(type=kind, nice=False, padding=14, **({} if kind == "log" else {"zero": False})),
+            scale=alt.Scale(type=kind, nice=False, padding=14, **rest),
             axis=alt.Axis(format=form, grid=False, tickCount=4, labelFlush=True),
         ),
         y=metric_axis(material, values),
@@ -85,8 +88,8 @@ def _front(material: Material, cost: str, title: str, axis: str, form: str, note
     ]
     fresh = any(c.decisive for c in found)
     caption = (
-        f"{'Means over the seeds of the decision' if fresh else 'Completed runs of one seed each'}: blue, those that no "
-        f"other beats in both.{' Grey: the others, and single runs of the search.' if fresh else ''}{note}"
+        f"{'Means over the seeds of the decision' if fresh else 'Completed runs of one seed each'}: blue, those that "
+        f"no other beats in both.{' Grey: the others, and single runs of the search.' if fresh else ''}{note}"
     )
     return Plot(name, title, caption, finish(alt.layer(*layers), f"{title}. {caption}", height=220), "third")
 

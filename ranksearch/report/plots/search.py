@@ -43,7 +43,11 @@ def rates(material: Material) -> Plot:
     # Each rank gets a band of its own, so that cells and marks share one scale.
     y = alt.Y("rank:O", title="rank r", sort=ladder, axis=alt.Axis(labelOverlap=True))
     axis = alt.Axis(format="~g", grid=False, tickCount=5)
-    x = {"title": "learning rate of the adapter", "scale": alt.Scale(type="log", nice=False, padding=6), "axis": axis}
+    x: dict[str, Any] = {
+        "title": "learning rate of the adapter",
+        "scale": alt.Scale(type="log", nice=False, padding=6),
+        "axis": axis,
+    }
     layers: list[alt.Chart] = []
     cells = _cells(material, searched)
     if cells:
@@ -132,7 +136,7 @@ def _edges(rates: Sequence[float]) -> list[float]:
         middle = [(a + b) / 2 for a, b in zip(logs, logs[1:], strict=False)]
         borders = [2 * logs[0] - middle[0], *middle, 2 * logs[-1] - middle[-1]]
     else:
-        # An odd number: rates tried at a third, once and three times of one lie in the middle of a cell, not between two.
+        # An odd number: the middle one of rates that were tried at 1/3, 1 and 3 lies within a cell, not between two.
         number = min(_MOST_CELLS, max(5, len(logs) // 4 | 1))
         width = (logs[-1] - logs[0]) / (number - 1)
         # Half a cell beyond either end, so that no mark lies on the border.
