@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ranksearch.cli.common import RankOrAuto, json_option, say, stdout_for_json, told
-from ranksearch.errors import ExportError, Fault, StoreError
+from ranksearch.errors import ExportError, Fault, SpecError, StoreError
 
 if TYPE_CHECKING:
     from ranksearch.export import Source
@@ -66,21 +66,42 @@ def status(study: str, as_json: bool) -> None:
             told(record.decision["why"])
 
 
-@click.command(short_help="A study's report: HTML, PNG, CSV.")
-@click.argument("study")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default is in the study's own.")
-def report(study: str, out: Path | None) -> None:
-    """Write the report of STUDY and say where it lies.
+@click.command(short_help="A study's report: HTML, PNG, CSV; or several compared.")
+@click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
+@click.option("--compare", is_flag=True, help="Set two or more studies side by side in one page.")
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default is in the home.")
+def report(studies: tuple[str, ...], compare: bool, out: Path | None) -> None:
+    """Write the report of STUDY, or with --compare one page on several, and say where it lies.
 
     \b
     Example: ranksearch report quickstart
+    Example: ranksearch report --compare quickstart quickstart-joint
     """
-    from ranksearch.report import write_report
+    from ranksearch.report import write_comparison, write_report
     from ranksearch.store import Store, default_home
 
-    folder = Store(default_home()).open(study)
-    for path in write_report(folder.study(), folder.trials(), out or folder.path / "report"):
+    _refuse_number(studies, compare)
+    store = Store(default_home())
+    folders = [store.open(study) for study in studies]
+    if compare:
+        # A name may have 80 letters, and a folder's at most 255.
+        place = store.home / "comparisons" / "+".join(studies)[:200]
+        files = write_comparison([(folder.study(), folder.trials()) for folder in folders], out or place)
+    else:
+        (folder,) = folders
+        files = write_report(folder.study(), folder.trials(), out or folder.path / "report")
+    for path in files:
         told(str(path))
+
+
+def _refuse_number(studies: tuple[str, ...], compare: bool) -> None:
+    names = ", ".join(studies)
+    if compare and len(set(studies)) < 2:
+        raise SpecError(Fault("a comparison needs two studies", names, "report --compare", "Name another study."))
+    if compare and len(set(studies)) < len(studies):
+        raise SpecError(Fault("a study is compared once", names, "report --compare", "Name each study once."))
+    if not compare and len(studies) > 1:
+        raise SpecError(Fault("a report is of one study", names, "report", "Add --compare to set them side by side."))
 
 
 @click.command(short_help="The recommended configuration for the tool that you use.")
