@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ranksearch.training.adapter_run import AdapterRun
     from ranksearch.training.device import pin_threads, resolve_precision
+    from ranksearch.training.evaluation import zero_shot
     from ranksearch.training.failures import Diverged, OutOfMemory
     from ranksearch.training.loop import Outcome, train
     from ranksearch.training.model import ModelSource, check_weights, inspect_model
@@ -40,6 +41,7 @@ __all__ = [
     "train",
     "truncate_saved",
     "truncation_curve",
+    "zero_shot",
 ]
 
 _HOME = {
@@ -61,6 +63,7 @@ _HOME = {
     "train": "loop",
     "truncate_saved": "truncated",
     "truncation_curve": "truncation",
+    "zero_shot": "evaluation",
 }
 
 

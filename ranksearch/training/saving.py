@@ -63,7 +63,7 @@ def write_adapter(
 
 
 def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, float]:
-    """Loads a saved adapter, as PEFT does where the format is PEFT's, and measures it.
+    """Loads a saved adapter, as PEFT does where the format is PEFT's, and measures it, what it writes included.
 
     Args:
         workbench: Base model and data.
@@ -80,7 +80,7 @@ def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, f
     with memory_guard("evaluating a saved adapter"):
         own = (folder / ABOUT).is_file()
         base = _own(workbench, folder) if own else load_saved(workbench, folder).get_base_model()
-        metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device)
+        metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device, write=True)
     return {f"{part}/{name}": value for name, value in metrics.items()}
 
 

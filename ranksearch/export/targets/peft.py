@@ -196,6 +196,8 @@ def _measured(study: StudyRecord, trial: TrialRecord) -> list[str]:
     if study.test is not None:
         told = ", ".join(f"{name} {v:.6g}" for name, v in study.test.metrics.items() if v is not None)
         measured.append(f"- test: {told} ({study.test.n} rows, looked at once)")
+    if (base_nll := study.zero_shot.get("test/nll")) is not None:
+        measured.append(f"- test without the adapter: nll {base_nll:.6g}")
     return measured
 
 
