@@ -246,6 +246,8 @@ class StudyRecord(_Record):
     created_at: AwareDatetime
     spec: Annotated[dict[str, Any], _shaped(_SpecShape)]
     """The spec as resolved, all defaults filled in, no secrets."""
+    base_dir: str | None = None
+    """Folder that relative paths in the spec are relative to, as it was when the study began."""
     fingerprint: str
     """Hash over what makes results comparable: data, space, model, objective, method, step budget."""
     versions: dict[str, str]

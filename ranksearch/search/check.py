@@ -15,13 +15,14 @@ from ranksearch.data import Prepared, check_data, load_tokenizer
 from ranksearch.errors import Fault, InputError, RankSearchError
 from ranksearch.examine import Examination, examine_spec
 from ranksearch.lora import ModelFacts, ModuleFacts
-from ranksearch.plan import make_plan
+from ranksearch.methods import METHODS
+from ranksearch.plan import largest_own, make_plan
 from ranksearch.search.setup import StudySetup, begin_study, make_question, spec_as_data
 from ranksearch.search.worker import WorkerSetup, locate_model
 from ranksearch.spec import ModelSpec
 from ranksearch.strategies import make_strategy
 
-__all__ = ["Checked", "check_study", "checked_json", "measure_hours", "plan_text"]
+__all__ = ["Checked", "check_examined", "check_study", "checked_json", "measure_hours", "plan_text"]
 
 _TIMED_STEPS = 6
 
@@ -124,7 +125,15 @@ def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
         SpecError: When the spec can't be read as YAML at all.
         StoreError: When the asset cache can't be written.
     """
-    examined = examine_spec(path, overrides)
+    return check_examined(examine_spec(path, overrides))
+
+
+def check_examined(examined: Examination) -> Checked:
+    """Finds every fault of a study whose spec was read.
+
+    Raises:
+        StoreError: When the asset cache can't be written.
+    """
     faults, notes = list(examined.faults), list[str]()
     located, tokenizer = None, None
     if examined.model is not None:
@@ -188,7 +197,8 @@ def measure_hours(setup: StudySetup) -> float:
     spec, plan = setup.spec, setup.plan
     space = spec.parameters
     workbench = make_workbench(WorkerSetup.of(setup, begin_study(setup), setup.base_dir))
-    values = {name: d.low if hasattr(d, "low") else d.values()[-1] for name, d in space.domains.items()}
+    slowest = max(space.methods(), key=lambda method: METHODS[method].step_cost)
+    values = {name: d.low if hasattr(d, "low") else d.values()[-1] for name, d in space.active(slowest).items()}
     config = space.config(values | {"r": max(space.ranks()), "batch_size": plan.reference_batch_size})
     with AdapterRun(workbench, config, seed=spec.seed, max_steps=_TIMED_STEPS + 2) as run:
         run.advance(2)
@@ -259,6 +269,9 @@ def _targets(examined: Examination, model: ModelFacts) -> tuple[Targets, list[Fa
     if space is None:
         return targets, faults, notes
     by_name = {m.name: m for m in model.modules}
+    own = {method: largest_own(space, method) for method in space.methods()}
+    faults += [fault for method, given in own.items() for fault in METHODS[method].model_faults(given, model)]
+    widest = max(METHODS[method].widest_rank(max(space.ranks()), given) for method, given in own.items())
     for choice in space.targets():
         try:
             resolved = resolve_targets(choice, model)
@@ -267,7 +280,7 @@ def _targets(examined: Examination, model: ModelFacts) -> tuple[Targets, list[Fa
             continue
         targets[choice] = [by_name[name] for name in resolved.names]
         notes += resolved.notes
-        faults += rank_faults(max(space.ranks()), resolved.names, model)
+        faults += rank_faults(widest, resolved.names, model)
     return targets, faults, notes
 
 

@@ -24,7 +24,7 @@ from ranksearch.plan import refuse_lack
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.sampling import Sampler
 from ranksearch.search.conclude import recommend_config, recommended_json, trial_to_test
-from ranksearch.search.setup import StudySetup
+from ranksearch.search.setup import StudySetup, close_sessions
 from ranksearch.search.worker import WorkerSetup
 from ranksearch.spec import ResourcesSpec, Spec
 from ranksearch.store import StudyFolder
@@ -107,8 +107,10 @@ def run_study(
             listener.publish_study(record)
         return record
 
-    study = put(study)
+    if not (folder.path / "data" / "prepared.json").is_file():
+        setup.prepared.save(folder.path / "data")
     old = folder.trials()
+    study = put(study.model_copy(update={"sessions": close_sessions(study, old)}))
     with _cluster(address) as cluster:
         cluster.refuse_lack(spec)
         sampler = Sampler(
@@ -120,7 +122,7 @@ def run_study(
             seed=spec.seed,
             parallel=cluster.workers(spec.resources),
         )
-        used = sum(s.get("seconds", 0.0) for s in study.sessions)
+        used = sum(s["seconds"] for s in study.sessions)
         hours = spec.budget.max_hours
         coordinator = Coordinator(
             strategy,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ranksearch.training.model import ModelSource, check_weights, inspect_model
     from ranksearch.training.saving import evaluate_saved
     from ranksearch.training.targets import Targets, rank_faults, resolve_targets, shortest_suffixes
+    from ranksearch.training.truncated import truncate_saved
     from ranksearch.training.truncation import truncation_curve
     from ranksearch.training.workbench import Workbench
 
@@ -38,6 +39,7 @@ __all__ = [
     "resolve_targets",
     "shortest_suffixes",
     "train",
+    "truncate_saved",
     "truncation_curve",
     "zero_shot",
 ]
@@ -59,6 +61,7 @@ _HOME = {
     "resolve_targets": "targets",
     "shortest_suffixes": "targets",
     "train": "loop",
+    "truncate_saved": "truncated",
     "truncation_curve": "truncation",
     "zero_shot": "evaluation",
 }

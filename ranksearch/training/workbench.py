@@ -9,6 +9,7 @@ import copy
 import functools
 import time
 
+import torch
 from transformers import PreTrainedModel
 
 from ranksearch.data import Prepared, load_tokenizer
@@ -80,6 +81,7 @@ class Workbench:
         self._model.config.get_text_config().pad_token_id = pad_id
         self.notes = (*loaded.notes, *pad_notes)
         self.parts = {n: Part(getattr(data, n), pad_id, self.device) for n in ("train", "eval", "test")}
+        self._norms: dict[str, float] = {}
         self.load_seconds = time.perf_counter() - began
 
     def skeleton(self) -> PreTrainedModel:
@@ -101,6 +103,12 @@ class Workbench:
     def endings(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """The shortest name endings that mean exactly these layers, in the whole model."""
         return shortest_suffixes(names, [name for name, _ in self._model.named_modules() if name])
+
+    def weight_norm(self, layer: str) -> float:
+        """Frobenius norm of a layer's weight, by the layer's full name; computed once."""
+        if layer not in self._norms:
+            self._norms[layer] = float(torch.linalg.vector_norm(self._model.get_parameter(f"{layer}.weight").float()))
+        return self._norms[layer]
 
     @property
     def base(self) -> PreTrainedModel:
