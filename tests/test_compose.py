@@ -30,13 +30,14 @@ from transformers import (
 )
 
 from ranksearch.cli import cli
-from ranksearch.errors import DataError
+from ranksearch.errors import DataError, StoreError
+from ranksearch.training import AdapterRun, evaluate_saved
 from ranksearch.training.composing import Composed, Composition, Order, compose, concatenate, write_composed
 from ranksearch.training.latency import forward_latency
 from ranksearch.training.merging import load_base, merge, write_merged
 from ranksearch.training.quiet import quiet_wrapping
 from tests.studies import write_inputs
-from tests.tiny_models import VOCAB
+from tests.tiny_models import VOCAB, make_config, make_workbench
 
 TARGETS = {
     "bert": ["query", "value", "intermediate.dense"],
@@ -254,6 +255,20 @@ def test_the_same_adapter_twice_doubles_its_change(pair: tuple[Path, Path], tmp_
         torch.testing.assert_close(b @ a, 2 * once[name][1] @ once[name][0])
 
 
+def test_adapters_that_ranksearch_trained_compose_and_are_measured_like_any_other(tmp_path: Path) -> None:
+    bench = make_workbench(tmp_path / "model", "gpt2", dropout=0.0)
+    folders = tuple(tmp_path / str(seed) for seed in (0, 1))
+    for seed, folder in enumerate(folders):
+        with AdapterRun(bench, make_config(use_rslora=bool(seed)), seed=seed, max_steps=3) as run:
+            run.advance(3)
+            run.save(folder)
+    # All of the first, and nothing to speak of from the second.
+    made = compose(Order(folders, tmp_path / "out", (1.0, 1e-12), head=folders[0]))
+    write_composed(made.composed, tmp_path / "out")
+    got, expected = (evaluate_saved(bench, f, "eval")["eval/nll"] for f in (tmp_path / "out", folders[0]))
+    assert got == pytest.approx(expected, abs=1e-5)
+
+
 def test_latency_leaves_the_model_as_it_is_and_names_every_way(
     bases: Callable[[str], Path], pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -317,6 +332,14 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "integers": (lambda f: weights(f, lambda t: t.update({KEY.format("A"): torch.ones(4, 32).int()})), "torch.int32"),
     "a vector": (lambda f: weights(f, lambda t: t.update({KEY.format("A"): torch.ones(4)})), "A must be of shape"),
     "more": (lambda f: weights(f, lambda t: t.update({"base_model.model.norm.weight": torch.ones(32)})), "norm.weight"),
+    "a key without prefix": (lambda f: weights(f, lambda t: t.update({"score.weight": torch.ones(3)})), "score.weight"),
+    "no such task": (lambda f: change(f, task_type="SING"), "`task_type` must be null or one of"),
+    "a head that is not there": (lambda f: change(f, modules_to_save=["score"]), "must hold what was trained whole"),
+    "a text for names": (lambda f: change(f, modules_to_save="score"), "`modules_to_save` must be a list"),
+    "a link to itself": (
+        lambda f: ((f / "adapter_config.json").unlink(), (f / "adapter_config.json").symlink_to("adapter_config.json")),
+        "must hold adapter_config.json",
+    ),
 }  # fmt: skip
 
 
@@ -408,6 +431,35 @@ def test_a_layer_that_one_adapts_and_another_trains_whole_is_refused(
     with pytest.raises(DataError, match=r"trained whole by the one whose head is kept, but got bert\.pooler\.dense"):
         compose(Order((whole, adapted), tmp_path / "out", head=whole))
     assert compose(Order((whole, adapted), tmp_path / "out", head=adapted)).composed.heads == ("classifier", "score")
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_sum_beyond_float32_is_refused(pair: tuple[Path, Path], tmp_path: Path, rank: int | None) -> None:
+    with pytest.raises(DataError, match="must fit float32"):
+        compose(Order(pair, tmp_path / "out", (1e300, 1.0), rank=rank))
+
+
+@pytest.mark.parametrize("base", ["", " ", "./no-model", "/no/model"])
+def test_a_base_that_is_not_there_is_refused(pair: tuple[Path, Path], tmp_path: Path, base: str) -> None:
+    with pytest.raises(DataError, match="no such folder"):
+        compose(Order(pair, tmp_path / "out", base=base))
+
+
+def test_the_folder_one_stands_in_can_be_written_when_it_is_empty(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    write_composed(compose(Order(pair, Path("."))).composed, Path("."))
+    assert sorted(p.name for p in (tmp_path / "here").iterdir())[0] == "adapter_config.json"
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_parent_that_is_a_file_is_told_as_the_machines_fault(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    with pytest.raises(StoreError, match="can't be written"):
+        write_composed(compose(Order(pair, out)).composed, out)
 
 
 def merged(made: Composition) -> PreTrainedModel:

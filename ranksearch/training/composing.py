@@ -24,6 +24,7 @@ import torch
 from peft import LoraConfig
 
 from ranksearch.errors import DataError, Fault, shown
+from ranksearch.training.failures import memory_guard
 from ranksearch.training.saved_adapters import PREFIX, SavedAdapter, read_adapters, some
 from ranksearch.training.saving import new_folder, write_adapter
 from ranksearch.training.truncation import decompose
@@ -133,7 +134,13 @@ def compose(order: Order) -> Composition:
 
     Raises:
         DataError: When the adapters can't be composed; all faults at once.
+        OutOfMemory: When they don't fit.
     """
+    with memory_guard("composing adapters"):
+        return _compose(order)
+
+
+def _compose(order: Order) -> Composition:
     faults = _option_faults(order)
     try:
         adapters = read_adapters(order.folders)
@@ -145,12 +152,12 @@ def compose(order: Order) -> Composition:
         raise DataError(faults)
     weights = order.weights or (1.0,) * len(adapters)
     layers = concatenate(adapters, weights)
-    reduction = None if order.rank is None else reduce_rank(layers, order.rank)
-    if reduction is not None:
-        layers = dict(reduction.layers)
     if large := [n for n, pair in layers.items() if not all(bool(t.isfinite().all()) for t in pair)]:
         rule = "the weighted sum must fit float32"
         raise DataError(Fault(rule, f"infinity in {some(large)}", "--weight", "Give smaller weights."))
+    reduction = None if order.rank is None else reduce_rank(layers, order.rank)
+    if reduction is not None:
+        layers = dict(reduction.layers)
     first = adapters[0]
     composed = Composed(
         layers,
@@ -231,6 +238,11 @@ def _option_faults(order: Order) -> list[Fault]:
         remedy = "Leave out an adapter that is to have no effect."
         got = ", ".join(map(str, odd))
         faults.append(Fault("a weight must be a finite number other than 0", got, "--weight", remedy))
+    if order.base is not None:
+        looks_local = order.base.startswith((".", "/", "~")) or not order.base.strip()
+        if looks_local and not os.path.isdir(order.base):
+            rule = "the base model must be a folder with a model, a hub id or an asset"
+            faults.append(Fault(rule, f"{shown(order.base)}, no such folder", "--base", "Correct the path."))
     try:
         taken = order.out.is_symlink() or (
             order.out.exists() and not (order.out.is_dir() and not any(order.out.iterdir()))

@@ -141,7 +141,7 @@ def write_merged(model: PreTrainedModel, composed: Composed, out: Path) -> tuple
 
 def _classes(source: ModelSource, task: str, head: Mapping[str, torch.Tensor]) -> int:
     """How many classes a head tells apart: the number with which the model's own head gets its shapes."""
-    candidates = sorted({t.shape[0] for t in head.values() if t.dim() > 0 and t.shape[0] > 0})
+    candidates = sorted({t.shape[0] for t in head.values() if t.numel() > 0 and t.dim() > 0})
     for count in candidates:
         shapes = {name: p.shape for name, p in empty_model(source, task, count).named_parameters()}
         if all(shapes.get(name) == t.shape for name, t in head.items()):
@@ -176,6 +176,6 @@ def _misfits(model: PreTrainedModel, composed: Composed, place: str) -> list[Fau
     tied = [n for n in (*(f"{name}.weight" for name in composed.layers), *composed.head) if n in shared]
     if tied:
         rule = "a weight that two modules share must not be merged into: it would change both (tie_word_embeddings)"
-        remedy = "Compose into one adapter (--how cat or svd), or leave that layer out."
+        remedy = "Compose into one adapter (--how cat or svd, without --measure), or leave that layer out."
         faults.append(Fault(rule, some(tied), place, remedy))
     return faults

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, TaskType
 from peft.utils.other import get_pattern_key
 from safetensors import SafetensorError, safe_open
 
@@ -116,15 +116,17 @@ def _read(folder: Path) -> SavedAdapter:
         ) from error
     layers, others, faults = _layers(folder, config, tensors)
     heads = tuple(dict.fromkeys(config.get("modules_to_save") or ()))
-    head = {name: t for name, t in others.items() if _inside(name, heads)}
-    if foreign := sorted(others.keys() - head.keys()):
+    head = {key.removeprefix(PREFIX): t for key, t in others.items() if key.startswith(PREFIX) and _inside(key, heads)}
+    if foreign := sorted(key for key in others if key.removeprefix(PREFIX) not in head or not key.startswith(PREFIX)):
         rule = "an adapter's file must hold A and B of linear layers, and modules_to_save, and nothing else"
         remedy = (
             "Save it without them: copies of embeddings stay out by save_pretrained(..., save_embedding_layers=False)."
         )
         faults.append(Fault(rule, some(foreign), str(folder / _FILE), remedy))
-    if config.get("task_type") == "SEQ_CLS" and not head:
-        rule = "an adapter for SEQ_CLS must hold its classifier: PEFT loads none without it"
+    if (heads or config.get("task_type") == "SEQ_CLS") and not head:
+        rule = (
+            "an adapter for SEQ_CLS, or with modules_to_save, must hold what was trained whole: PEFT loads none without"
+        )
         faults.append(Fault(rule, "no tensors of a head", str(folder / _FILE), "Save it again with its head."))
     if odd := sorted(f"{name} ({t.dtype})" for name, t in tensors.items() if t.dtype not in _FLOATS):
         rule = "every weight must be a floating-point number of 16 to 64 bits"
@@ -203,8 +205,10 @@ def _wrong_values(config: Mapping[str, Any], path: Path) -> list[Fault]:
         "alpha_pattern": ("patterns of names with numbers", _is_pattern(config.get("alpha_pattern"), _is_number)),
         "modules_to_save": ("a list of names", _is_names(config.get("modules_to_save"))),
     }
-    for name in ("base_model_name_or_path", "revision", "task_type"):
+    for name in ("base_model_name_or_path", "revision"):
         rules[name] = ("a text or null", isinstance(config.get(name), str | None))
+    tasks = [task.value for task in TaskType]
+    rules["task_type"] = (f"null or one of {', '.join(tasks)}", config.get("task_type") in [None, *tasks])
     return [
         Fault(f"`{name}` must be {rule}", shown(config.get(name)), str(path), "Save the adapter again.")
         for name, (rule, kept) in rules.items()
@@ -233,7 +237,8 @@ def _is_pattern(value: object, is_value: Any) -> bool:
         return False
     try:
         for pattern in value:
-            re.compile(f"({pattern})")
+            # As PEFT puts it together.
+            re.compile(rf"(.*\.)?({pattern})$")
     except re.error:
         return False
     return True
@@ -257,13 +262,13 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
 def _layers(
     folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, Change], dict[str, torch.Tensor], list[Fault]]:
-    """Layers by name, all other tensors by name, and what is wrong with the layers."""
+    """Layers by name, all other tensors by their key, and what is wrong with the layers."""
     factors: dict[str, dict[int, torch.Tensor]] = {}
     others = {}
     for key, tensor in tensors.items():
         ending = next((e for e in _SIDES if key.endswith(e)), None)
         if ending is None or not key.startswith(PREFIX):
-            others[key.removeprefix(PREFIX)] = tensor
+            others[key] = tensor
         else:
             factors.setdefault(key.removeprefix(PREFIX).removesuffix(ending), {})[_SIDES[ending]] = tensor
     wrong: dict[str, list[str]] = {}
@@ -297,7 +302,7 @@ def _by_pattern(config: Mapping[str, Any], name: str, patterns: str, default: st
     return value
 
 
-def _inside(name: str, modules: Sequence[str]) -> bool:
+def _inside(key: str, modules: Sequence[str]) -> bool:
     """Whether a tensor belongs to one of `modules_to_save`, which PEFT takes as endings of a module's name."""
-    parts = name.split(".")
+    parts = key.removeprefix(PREFIX).split(".")
     return any(".".join(parts[:i]).endswith(m) for i in range(1, len(parts)) for m in modules)
