@@ -302,6 +302,10 @@ KEY = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no folder": (lambda f: f.rename(f.with_name("gone")), "no such folder"),
     "no config": (lambda f: (f / "adapter_config.json").unlink(), "must hold adapter_config.json"),
+    "own format": (
+        lambda f: (f / "adapter_config.json").rename(f / "ranksearch_adapter.json"),
+        "ranksearch's own format",
+    ),
     "no JSON": (lambda f: (f / "adapter_config.json").write_text("{"), "must be JSON"),
     "not UTF-8": (lambda f: (f / "adapter_config.json").write_bytes(b"\xff\xfe"), "must be JSON"),
     "a list": (lambda f: (f / "adapter_config.json").write_text("[]"), "must hold an object"),
@@ -502,6 +506,15 @@ def test_merging_needs_a_base_and_a_task(pair: tuple[Path, Path], tmp_path: Path
         merged(compose(Order(pair, tmp_path / "out", base="x")))
 
 
+def test_merging_into_quantised_weights_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    given = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | given))
+    with pytest.raises(DataError, match="must not be quantised"):
+        merged(compose(Order(pair, tmp_path / "out", base=str(tmp_path / "base"))))
+
+
 def test_a_base_in_bf16_stays_so_and_it_is_told(bases: Callable[[str], Path], tmp_path: Path) -> None:
     build("llama").bfloat16().save_pretrained(tmp_path / "base")
     adapter = add(tmp_path / "one", tmp_path / "base", "llama", 1)
@@ -512,6 +525,15 @@ def test_a_base_in_bf16_stays_so_and_it_is_told(bases: Callable[[str], Path], tm
     assert model.dtype == torch.bfloat16
     expected = loaded("llama", tmp_path / "base", adapter)
     torch.testing.assert_close(logits(model.float()), expected, atol=0.02, rtol=0.02)
+
+
+def test_a_merged_weight_beyond_the_number_type_is_refused(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    key = KEY.format("A")
+    weights(pair[0], lambda t: t.update({k: v * 1e30 for k, v in t.items() if k in (key, key.replace("_A", "_B"))}))
+    made = compose(Order(pair, tmp_path / "out"))
+    with pytest.raises(DataError, match=r"must fit float32, but got NaN or infinity in model\.layers\.0"):
+        write_merged(merge(merged(made), made.composed), made.composed, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_composes_measures_and_merges(

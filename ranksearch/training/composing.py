@@ -279,7 +279,7 @@ def _same_head(one: SavedAdapter, other: SavedAdapter) -> bool:
     return (
         set(one.heads) == set(other.heads)
         and mine.keys() == theirs.keys()
-        and all(torch.equal(mine[name], theirs[name]) for name in mine)
+        and all(mine[name].dtype == theirs[name].dtype and torch.equal(mine[name], theirs[name]) for name in mine)
     )
 
 

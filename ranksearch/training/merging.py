@@ -90,7 +90,7 @@ def merge(model: PreTrainedModel, composed: Composed) -> PreTrainedModel:
         composed: The adapter.
     """
     with memory_guard("merging"):
-        merged: PreTrainedModel = attach(model, {"default": composed}).merge_and_unload(safe_merge=True)
+        merged: PreTrainedModel = attach(model, {"default": composed}).merge_and_unload()
     return merged
 
 
@@ -120,7 +120,7 @@ def write_merged(model: PreTrainedModel, composed: Composed, out: Path) -> tuple
         del model.config.use_cache
     if broken := [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]:
         rule = f"the merged weights must fit {str(dtype).removeprefix('torch.')}"
-        raise DataError(Fault(rule, f"infinity in {some(broken)}", str(composed.base), "Give smaller weights."))
+        raise DataError(Fault(rule, f"NaN or infinity in {some(broken)}", str(composed.base), "Give smaller weights."))
     notes = []
     if dtype != torch.float32:
         notes.append(f"Merged in float32 and rounded to the base model's {str(dtype).removeprefix('torch.')}.")

@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from ranksearch.errors import DataError, Fault, shown
 from ranksearch.lora import scaling
+from ranksearch.training.own_format import ABOUT
 
 __all__ = ["PREFIX", "Change", "SavedAdapter", "read_adapters", "some"]
 
@@ -152,6 +153,9 @@ def _read(folder: Path) -> SavedAdapter:
 def _config(folder: Path) -> dict[str, Any]:
     """`adapter_config.json`, checked."""
     path = folder / _CONFIG
+    if not path.is_file() and (folder / ABOUT).is_file():
+        got = f"ranksearch's own format ({ABOUT}), for methods that PEFT's can't express"
+        raise DataError(Fault(_PLAIN_LORA, got, str(folder), "Take adapters of other methods."))
     if not path.is_file():
         remedy = "Name the folder that save_pretrained or ranksearch wrote."
         raise DataError(Fault(f"an adapter's folder must hold {_CONFIG}", "none", str(folder), remedy))
