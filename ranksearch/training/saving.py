@@ -25,7 +25,7 @@ from ranksearch.training.own_format import ABOUT, read_own, restore
 from ranksearch.training.quiet import quiet_wrapping
 from ranksearch.training.workbench import Workbench
 
-__all__ = ["evaluate_saved", "write_adapter"]
+__all__ = ["evaluate_saved", "load_saved", "write_adapter"]
 
 
 def write_adapter(
@@ -63,7 +63,7 @@ def write_adapter(
 
 
 def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, float]:
-    """Loads a saved adapter, as PEFT does where the format is PEFT's, and measures it.
+    """Loads a saved adapter and measures it.
 
     Args:
         workbench: Base model and data.
@@ -77,12 +77,27 @@ def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, f
         StoreError: When there is no adapter, or it is torn.
         OutOfMemory: When a batch doesn't fit.
     """
-    if not any((folder / name).is_file() for name in ("adapter_config.json", ABOUT)):
-        raise StoreError(f"a saved adapter must lie there, but got none ({folder}). Train the configuration again.")
     with memory_guard("evaluating a saved adapter"):
-        base = _own(workbench, folder) if (folder / ABOUT).is_file() else _pefts(workbench, folder)
-        metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device)
+        model = load_saved(workbench, folder)
+        metrics = evaluate(model, workbench.task, workbench.parts[part], workbench.device)
     return {f"{part}/{name}": value for name, value in metrics.items()}
+
+
+def load_saved(workbench: Workbench, folder: Path) -> PreTrainedModel:
+    """The base model with a saved adapter: by PEFT where the format is PEFT's.
+
+    Args:
+        workbench: The base model; stays as it is.
+        folder: What `AdapterRun.save` wrote.
+
+    Raises:
+        StoreError: When there is no adapter, it is torn, or it is for another model.
+    """
+    if (folder / ABOUT).is_file():
+        return _own(workbench, folder)
+    if (folder / "adapter_config.json").is_file():
+        return _pefts(workbench, folder)
+    raise StoreError(f"a saved adapter must lie there, but got none ({folder}). Train the configuration again.")
 
 
 def _pefts(workbench: Workbench, folder: Path) -> PreTrainedModel:
