@@ -261,15 +261,26 @@ def test_a_gate_opens_nested_ranks_and_its_gradient_is_that_of_the_softmax() -> 
     chosen = controller(embedded.mean(1)).argmax(-1)
     expected = torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]])[chosen]
     assert gate.mask is not None
-    torch.testing.assert_close(gate.mask, expected)
-    weights = torch.arange(20.0).view(5, 4)
+    torch.testing.assert_close(gate.mask, expected[:, None])
+    weights = torch.arange(20.0).view(5, 1, 4)
     (gate.mask * weights).sum().backward()
     assert controller.bias.grad is not None
     straight = controller.bias.grad.clone()
     controller.zero_grad()
     reach = torch.tensor([[1.0, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
-    (controller(embedded.mean(1)).softmax(-1) @ reach * weights).sum().backward()
+    (controller(embedded.mean(1)).softmax(-1) @ reach * weights[:, 0]).sum().backward()
     torch.testing.assert_close(straight, controller.bias.grad)
+
+
+def test_where_text_is_generated_no_choice_of_a_rank_sees_a_later_token() -> None:
+    gate = Gate(nn.Linear(3, 3), (1, 2, 4), by_token=True)
+    nn.init.normal_(gate.controller.weight, 0, 5, torch.Generator().manual_seed(0))
+    embedded = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(1))
+    gate.look(embedded)
+    whole = gate.mask
+    gate.look(embedded[:, :4])
+    assert whole is not None and gate.mask is not None and len(whole.sum(-1).unique()) > 1
+    assert torch.equal(whole[:, :4], gate.mask)
 
 
 def test_a_rows_rank_does_not_depend_on_what_it_is_padded_to(bench: Workbench) -> None:
@@ -287,7 +298,7 @@ def test_a_rows_rank_does_not_depend_on_what_it_is_padded_to(bench: Workbench) -
             ]
         masks = run._method._gate
         run.model(**inputs)
-        assert len(set(masks.mask.sum(1).tolist())) > 1
+        assert len(set(masks.mask.sum(-1).flatten().tolist())) > 1
     torch.testing.assert_close(torch.stack(alone), together, rtol=1e-4, atol=1e-5)
 
 

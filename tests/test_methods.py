@@ -19,7 +19,7 @@ from ranksearch.space import PARAMETERS
 from ranksearch.training import AdapterRun, Workbench, truncation_curve
 from ranksearch.training.batches import by_length
 from ranksearch.training.methods import Method, methods
-from ranksearch.training.saving import load_saved
+from ranksearch.training.saving import load_trained
 from tests.tiny_models import make_config, make_workbench
 
 FAMILIES = ("bert", "llama")
@@ -130,7 +130,7 @@ def test_it_learns_trains_what_it_says_and_comes_back_from_disk(bench: Workbench
     assert same(base, tensors(bench.base))
     by_plan = METHODS[method].adapter_parameters(run.config.r, run.config.method_parameters, modules, facts)
     assert size == by_plan + facts.head_parameters
-    loaded = load_saved(bench, tmp_path)
+    loaded = load_trained(bench, tmp_path)
     torch.testing.assert_close(logits(loaded, bench), expected, rtol=0, atol=2e-5)
     assert same(base, tensors(bench.base))
     own = "adapter_config.json" not in {p.name for p in tmp_path.iterdir()}
@@ -197,7 +197,7 @@ def test_below_float32_what_is_trained_stays_in_float32(method: str, narrow: Wor
         run.save(tmp_path)
     assert same(base, tensors(narrow.base))
     # A residual in bf16 is rounded, so what is saved against the original weights differs by that much.
-    torch.testing.assert_close(logits(load_saved(narrow, tmp_path), narrow), expected, rtol=0, atol=0.1)
+    torch.testing.assert_close(logits(load_trained(narrow, tmp_path), narrow), expected, rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -226,11 +226,11 @@ def test_an_own_format_that_is_torn_or_for_another_model_is_refused(
         run.save(tmp_path)
     other = make_workbench(tmp_path_factory.mktemp("other"), "gpt2")
     with pytest.raises(StoreError, match="must fit its base model"):
-        load_saved(other, tmp_path)
+        load_trained(other, tmp_path)
     about = tmp_path / "ranksearch_adapter.json"
     about.write_text(json.dumps(json.loads(about.read_text()) | {"version": 99}))
     with pytest.raises(StoreError, match="version 1"):
-        load_saved(bench, tmp_path)
+        load_trained(bench, tmp_path)
     (tmp_path / "ranksearch_adapter.safetensors").write_bytes(b"torn")
     with pytest.raises(StoreError, match="must be whole"):
-        load_saved(bench, tmp_path)
+        load_trained(bench, tmp_path)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ranksearch.data import Prepared, check_data, load_tokenizer
-from ranksearch.errors import Fault, InputError, PlanError, RankSearchError
+from ranksearch.errors import Fault, InputError, RankSearchError
 from ranksearch.examine import Examination, examine_spec
 from ranksearch.lora import ModelFacts, ModuleFacts
 from ranksearch.methods import METHODS
@@ -22,7 +22,7 @@ from ranksearch.search.worker import WorkerSetup, locate_model
 from ranksearch.spec import ModelSpec
 from ranksearch.strategies import make_strategy
 
-__all__ = ["Checked", "check_study", "checked_json", "measure_hours", "plan_text"]
+__all__ = ["Checked", "check_examined", "check_study", "checked_json", "measure_hours", "plan_text"]
 
 _TIMED_STEPS = 6
 
@@ -55,16 +55,6 @@ class Checked:
         spec = self.examined.spec
         if self.faults or spec is None or self.prepared is None or self.model is None:
             raise InputError(self.faults)
-        if spec.task == "generation":
-            # Its data and model are checked already; a search would only find out later.
-            raise PlanError(
-                Fault(
-                    "`task` must be classification to be searched",
-                    spec.task,
-                    "task",
-                    "Generation can only be checked yet.",
-                )
-            )
         plan = make_plan(
             spec,
             self.model,
@@ -135,7 +125,15 @@ def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
         SpecError: When the spec can't be read as YAML at all.
         StoreError: When the asset cache can't be written.
     """
-    examined = examine_spec(path, overrides)
+    return check_examined(examine_spec(path, overrides))
+
+
+def check_examined(examined: Examination) -> Checked:
+    """Finds every fault of a study whose spec was read.
+
+    Raises:
+        StoreError: When the asset cache can't be written.
+    """
     faults, notes = list(examined.faults), list[str]()
     located, tokenizer = None, None
     if examined.model is not None:
@@ -209,11 +207,16 @@ def measure_hours(setup: StudySetup) -> float:
         step = (run.cost.train_seconds - began) / _TIMED_STEPS
         run.evaluate("eval")
         evaluation = run.cost.eval_seconds
+        writing = 0.0
+        if spec.task == "generation" and not workbench.always_write:
+            run.evaluate("eval", write=True)
+            writing = run.cost.eval_seconds - 2 * evaluation
     # Each run is measured at the first rung, and one in reduction_factor goes on.
     evaluations = plan.runs_most * (1 + 1 / spec.budget.reduction_factor)
+    deciding = sum(stage.runs for stage in plan.stages if stage.name == "decide")
     room = max(1, int((os.cpu_count() or 1) / spec.resources.cpus_per_trial))
     workers = min(room, spec.resources.max_concurrent or room)
-    return (plan.steps_likely * step + evaluations * evaluation) / workers / 3600
+    return (plan.steps_likely * step + evaluations * evaluation + deciding * writing) / workers / 3600
 
 
 def _tokenizer(model: ModelSpec, base_dir: Path) -> tuple[str | None, Any, list[Fault]]:

@@ -108,9 +108,14 @@ def result_json(
         "status": status,
         "recommended": study.recommended,
         "decision": study.decision,
-        "test": None if test is None else test.metrics | {"n": test.n},
+        "test": None if test is None else test.metrics | _zero_shot(study) | {"n": test.n},
         "trials": count_states(trials),
         "cost": total_cost(study, trials),
         "mlflow": dict(mlflow),
         "artifacts": artifacts,
     }
+
+
+def _zero_shot(study: StudyRecord) -> dict[str, float | None]:
+    """The test loss of the base model without an adapter, where it was measured."""
+    return {"zero_shot_nll": study.zero_shot["test/nll"]} if "test/nll" in study.zero_shot else {}

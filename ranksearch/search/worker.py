@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ranksearch.assets import fetch
 from ranksearch.data import Prepared
 from ranksearch.errors import DataError, Fault, shown
-from ranksearch.spec import ModelSpec
+from ranksearch.spec import WRITTEN_METRICS, ModelSpec
 
 if TYPE_CHECKING:
     from ranksearch.records import StudyRecord
@@ -67,6 +67,8 @@ class WorkerSetup:
     threads: int
     top_rank: int
     """The largest rank of the space: smaller adapters start as its first rows."""
+    always_write: bool = False
+    """Whether every evaluation lets the model write text, as the objective is measured on it."""
 
     @classmethod
     def of(cls, setup: StudySetup, study: StudyRecord, folder: Path) -> WorkerSetup:
@@ -83,4 +85,5 @@ class WorkerSetup:
             on_gpu=spec.resources.gpus_per_trial > 0,
             threads=max(1, int(spec.resources.cpus_per_trial)),
             top_rank=max(spec.parameters.ranks()),
+            always_write=spec.objective.metric in WRITTEN_METRICS,
         )

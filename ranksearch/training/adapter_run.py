@@ -143,15 +143,26 @@ class AdapterRun:
         self._since.clear()
         return means | self._change_ratios() if means else {}
 
-    def evaluate(self, part: str) -> dict[str, float]:
+    def evaluate(self, part: str, *, write: bool = False) -> dict[str, float]:
         """Metrics over all rows of "train", "eval" or "test", as `eval/nll` and so on; NaN where there are no numbers.
+
+        Args:
+            part: The rows.
+            write: Whether the model writes text too, for the metrics that need it; with a workbench that always
+                writes it does so anyway.
 
         Raises:
             OutOfMemory: When a batch doesn't fit.
         """
         began = time.perf_counter()
         with memory_guard(f"evaluating at step {self.step}"):
-            metrics = evaluate(self.model, self._bench.task, self._bench.parts[part], self._device)
+            metrics = evaluate(
+                self.model,
+                self._bench.task,
+                self._bench.parts[part],
+                self._device,
+                write=write or self._bench.always_write,
+            )
         self._add(eval_seconds=time.perf_counter() - began)
         return {f"{part}/{name}": value for name, value in metrics.items()}
 

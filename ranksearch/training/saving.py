@@ -6,7 +6,11 @@ PEFT's is `adapter_config.json` and `adapter_model.safetensors`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,7 +29,7 @@ from ranksearch.training.own_format import ABOUT, read_own, restore
 from ranksearch.training.quiet import quiet_wrapping
 from ranksearch.training.workbench import Workbench
 
-__all__ = ["evaluate_saved", "load_saved", "write_adapter"]
+__all__ = ["evaluate_saved", "load_saved", "load_trained", "new_folder", "write_adapter"]
 
 
 def write_adapter(
@@ -62,8 +66,33 @@ def write_adapter(
         raise StoreError(message) from error
 
 
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when the block ends well: as a whole or not at all.
+
+    Args:
+        out: The name; nothing but an empty folder may stand there.
+
+    Raises:
+        StoreError: When it can't be written.
+    """
+    staging: Path | None = None
+    out = Path(os.path.abspath(out))  # "." and ".." have no name to give
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name[:100]}.", dir=out.parent))
+        yield staging
+        os.chmod(staging, 0o755)
+        os.rename(staging, out)
+    except OSError as error:
+        raise StoreError(f"{out} can't be written: {error.strerror or error}. Give another --out.") from error
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
 def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, float]:
-    """Loads a saved adapter and measures it.
+    """Loads a saved adapter, as PEFT does where the format is PEFT's, and measures it, what it writes included.
 
     Args:
         workbench: Base model and data.
@@ -78,13 +107,13 @@ def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, f
         OutOfMemory: When a batch doesn't fit.
     """
     with memory_guard("evaluating a saved adapter"):
-        model = load_saved(workbench, folder)
-        metrics = evaluate(model, workbench.task, workbench.parts[part], workbench.device)
+        model = load_trained(workbench, folder)
+        metrics = evaluate(model, workbench.task, workbench.parts[part], workbench.device, write=True)
     return {f"{part}/{name}": value for name, value in metrics.items()}
 
 
-def load_saved(workbench: Workbench, folder: Path) -> PreTrainedModel:
-    """The base model with a saved adapter: by PEFT where the format is PEFT's.
+def load_trained(workbench: Workbench, folder: Path) -> PreTrainedModel:
+    """The base model with a saved adapter of either format, ready to be called.
 
     Args:
         workbench: The base model; stays as it is.
@@ -95,17 +124,22 @@ def load_saved(workbench: Workbench, folder: Path) -> PreTrainedModel:
     """
     if (folder / ABOUT).is_file():
         return _own(workbench, folder)
-    if (folder / "adapter_config.json").is_file():
-        return _pefts(workbench, folder)
-    raise StoreError(f"a saved adapter must lie there, but got none ({folder}). Train the configuration again.")
-
-
-def _pefts(workbench: Workbench, folder: Path) -> PreTrainedModel:
-    with quiet_wrapping():
-        model = PeftModel.from_pretrained(workbench.skeleton(), folder, torch_device=str(workbench.device))
-    base: PreTrainedModel = model.get_base_model()
-    keep_heads_wide(base, workbench.facts.head_modules, workbench.dtype)
+    base: PreTrainedModel = load_saved(workbench, folder).get_base_model()
     return base
+
+
+def load_saved(workbench: Workbench, folder: Path) -> PeftModel:
+    """An adapter in PEFT's format on a skeleton of its base model, as PEFT loads it.
+
+    Raises:
+        StoreError: When there is none.
+    """
+    if not (folder / "adapter_config.json").is_file():
+        raise StoreError(f"a saved adapter must lie there, but got none ({folder}). Train the configuration again.")
+    with quiet_wrapping():
+        model: PeftModel = PeftModel.from_pretrained(workbench.skeleton(), folder, torch_device=str(workbench.device))
+    keep_heads_wide(model.get_base_model(), workbench.facts.head_modules, workbench.dtype)
+    return model
 
 
 def _own(workbench: Workbench, folder: Path) -> PreTrainedModel:

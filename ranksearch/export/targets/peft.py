@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ranksearch.config import whole
 from ranksearch.errors import ExportError, Fault, shown
-from ranksearch.export.source import Source
+from ranksearch.export.source import Source, Truncation
 from ranksearch.methods import METHODS
 from ranksearch.records import StudyRecord, TrialRecord
 
@@ -34,10 +34,14 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 def build(source: Source) -> dict[str, bytes | Path]:
     """Configuration, weights and card.
 
+    A truncated adapter, where the source names one, takes the winner's place.
+
     Raises:
         ExportError: There is no trained adapter, PEFT can't express its method, it lies outside of the study's folder,
             or it is not the recommended configuration.
     """
+    if source.truncated is not None and source.study is not None:
+        return _truncated(source, source.study, source.truncated)
     trial, folder = source.winner(), source.folder
     if source.study is None or folder is None or trial is None or trial.adapter is None:
         got = "a recommendation, which was not trained" if source.study is None else "no trained adapter of it was kept"
@@ -67,13 +71,30 @@ def build(source: Source) -> dict[str, bytes | Path]:
             Fault("the adapter's configuration must be JSON", str(error), str(config_file), "Train it again.")
         ) from error
     _check(source, config, weights)
-    config["base_model_name_or_path"] = base_model(source.study, config.get("base_model_name_or_path"))
-    config["revision"] = source.study.spec["model"].get("revision")
+    return _files(source, source.study, config, weights, _measured(source.study, trial))
+
+
+def _truncated(source: Source, study: StudyRecord, cut: Truncation) -> dict[str, bytes | Path]:
+    config = json.loads((cut.folder / _CONFIG).read_text(encoding="utf-8"))
+    told = [f"- truncated from r={cut.from_r} of trial {cut.trial}, not trained again"]
+    told += [
+        f"- {name}: {value:.6g} (eval rows; {before:.6g} before)"
+        for name, value in cut.metrics.items()
+        if value is not None and (before := cut.whole.get(name)) is not None
+    ]
+    return _files(source, study, config, cut.folder / _WEIGHTS, told)
+
+
+def _files(
+    source: Source, study: StudyRecord, config: dict[str, Any], weights: Path, measured: list[str]
+) -> dict[str, bytes | Path]:
+    config["base_model_name_or_path"] = source.base_model() or str(study.spec["model"]["id"])
+    config["revision"] = study.spec["model"].get("revision")
     config["inference_mode"] = True
     return {
         _CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
         _WEIGHTS: weights,
-        "README.md": _card(source, source.study, trial, config).encode(),
+        "README.md": _card(source, study, measured, config).encode(),
     }
 
 
@@ -104,13 +125,6 @@ def _inside(folder: Path, adapter: str, name: str) -> Path:
             )
         )
     return path
-
-
-def base_model(study: StudyRecord, saved: object) -> str:
-    """Where the base model is loaded from: the folder or hub id that it was trained from, else as the spec names it."""
-    if isinstance(saved, str) and saved and (Path(saved).is_dir() or not Path(saved).is_absolute()):
-        return saved
-    return str(study.spec["model"]["id"])
 
 
 def _check(source: Source, config: Any, weights: Path) -> None:
@@ -171,11 +185,7 @@ def _as_saved(source: Source) -> dict[str, Any]:
     return found
 
 
-def _card(source: Source, study: StudyRecord, trial: TrialRecord, config: dict[str, Any]) -> str:
-    base = config["base_model_name_or_path"]
-    front = yaml.safe_dump(
-        {"base_model": base, "library_name": "peft", "tags": ["lora", "ranksearch"]}, sort_keys=False
-    )
+def _measured(study: StudyRecord, trial: TrialRecord) -> list[str]:
     metric = study.metric()[0]
     value = trial.value(metric)
     measured = (
@@ -186,6 +196,16 @@ def _card(source: Source, study: StudyRecord, trial: TrialRecord, config: dict[s
     if study.test is not None:
         told = ", ".join(f"{name} {v:.6g}" for name, v in study.test.metrics.items() if v is not None)
         measured.append(f"- test: {told} ({study.test.n} rows, looked at once)")
+    if (base_nll := study.zero_shot.get("test/nll")) is not None:
+        measured.append(f"- test without the adapter: nll {base_nll:.6g}")
+    return measured
+
+
+def _card(source: Source, study: StudyRecord, measured: list[str], config: dict[str, Any]) -> str:
+    base = config["base_model_name_or_path"]
+    front = yaml.safe_dump(
+        {"base_model": base, "library_name": "peft", "tags": ["lora", "ranksearch"]}, sort_keys=False
+    )
     values = ", ".join(f"{name}={json.dumps(v)}" for name, v in source.values.items())
     classes = list(study.data.get("parts", {}).get("train", {}).get("classes", {}))
     head = f", num_labels={len(classes)}" if classes else ""
