@@ -29,7 +29,7 @@ from ranksearch.training.own_format import ABOUT, read_own, restore
 from ranksearch.training.quiet import quiet_wrapping
 from ranksearch.training.workbench import Workbench
 
-__all__ = ["evaluate_saved", "load_saved", "new_folder", "write_adapter"]
+__all__ = ["evaluate_saved", "load_saved", "load_trained", "new_folder", "write_adapter"]
 
 
 def write_adapter(
@@ -107,10 +107,25 @@ def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, f
         OutOfMemory: When a batch doesn't fit.
     """
     with memory_guard("evaluating a saved adapter"):
-        own = (folder / ABOUT).is_file()
-        base = _own(workbench, folder) if own else load_saved(workbench, folder).get_base_model()
-        metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device, write=True)
+        model = load_trained(workbench, folder)
+        metrics = evaluate(model, workbench.task, workbench.parts[part], workbench.device, write=True)
     return {f"{part}/{name}": value for name, value in metrics.items()}
+
+
+def load_trained(workbench: Workbench, folder: Path) -> PreTrainedModel:
+    """The base model with a saved adapter of either format, ready to be called.
+
+    Args:
+        workbench: The base model; stays as it is.
+        folder: What `AdapterRun.save` wrote.
+
+    Raises:
+        StoreError: When there is no adapter, it is torn, or it is for another model.
+    """
+    if (folder / ABOUT).is_file():
+        return _own(workbench, folder)
+    base: PreTrainedModel = load_saved(workbench, folder).get_base_model()
+    return base
 
 
 def load_saved(workbench: Workbench, folder: Path) -> PeftModel:
