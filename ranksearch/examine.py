@@ -22,7 +22,7 @@ from ranksearch.space import LogRange, Space, UniformRange, read_space
 from ranksearch.spec import METRICS, SECTIONS, DataSpec, ModelSpec, Section, Spec
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
-__all__ = ["Examination", "examine_spec", "examine_values", "load_spec"]
+__all__ = ["Examination", "examine_spec", "examine_values", "load_spec", "own_code_faults"]
 
 _LONGEST = 2**20
 """Characters of a spec at most: whatever is longer is another file, or has no end."""
@@ -146,6 +146,25 @@ def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Ex
             {k: v for k, v in raw.items() if v is not None or k not in SECTIONS} | {"space": dict(raw["space"])}
         )
     return Examination(spec, data, values.get("task"), model, space, placed, source, base_dir)
+
+
+def own_code_faults(model: ModelSpec, allowed: bool) -> list[Fault]:
+    """The fault of a spec that asks for a model's own code while the command line does not.
+
+    Args:
+        model: The model's block.
+        allowed: Whether the command line allows it.
+    """
+    if allowed or not model.trust_remote_code:
+        return []
+    return [
+        Fault(
+            "a model's own code runs only where the spec and the command line both say so",
+            "model.trust_remote_code: true, no --trust-remote-code",
+            "model.trust_remote_code",
+            "Read that code, then add --trust-remote-code; or set it to false.",
+        )
+    ]
 
 
 def _override(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def test_a_torn_record_is_named_with_what_to_do(tmp_path: Path) -> None:
     folder.write_trial(record())
     path = tmp_path / "trials" / "00000.json"
     path.write_text(path.read_text()[:50])
-    with pytest.raises(StoreError, match=r"00000\.json is not a whole record.*Move it away"):
+    with pytest.raises(StoreError, match=r"00000\.json is not a whole record.*puts it back"):
         folder.trials()
 
 

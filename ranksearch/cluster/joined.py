@@ -8,16 +8,18 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import tempfile
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-from ranksearch.errors import RankSearchError
+from ranksearch.cluster.address import knock
+from ranksearch.errors import RankSearchError, StoreError
 from ranksearch.plan import refuse_lack
 from ranksearch.spec import ResourcesSpec, Spec
 
-__all__ = ["Cluster", "join", "knock"]
+__all__ = ["Cluster", "join"]
 
 _ENVIRONMENT = {
     # Records are the state: Tune's own checkpoints and loggers would only cost time.
@@ -39,6 +41,10 @@ _ENVIRONMENT = {
 
 _OBJECT_STORE_BYTES = 200 * 2**20
 """Tokenised data travels through it once; Ray's default takes a third of the machine's memory."""
+
+
+_REACH_SECONDS = 120
+"""How long a node may take to answer before the study begins without its word."""
 
 
 class Cluster:
@@ -74,6 +80,55 @@ class Cluster:
         held = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         refuse_lack(spec, max(h.get("CPU", 0) for h in held), max(h.get("GPU", 0) for h in held))
 
+    def check_reach(self, folder: Path, notify: Callable[[str], None]) -> None:
+        """Proves that every node sees the study's folder as this machine does: adapters are saved to it.
+
+        Args:
+            folder: The study's folder, which exists.
+            notify: Told of nodes that gave no answer.
+
+        Raises:
+            StoreError: When a node sees another folder, or can't write to it.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+        if self.address is None or len(nodes) < 2:
+            return
+        probe = f".probe-{uuid.uuid4().hex}"
+        (folder / probe).write_text(probe)
+        try:
+            asked = {}
+            for node in nodes:
+                there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+                task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_reach)
+                asked[task.remote(str(folder.resolve()), probe)] = node
+            done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_REACH_SECONDS)
+            faults = []
+            for reference in done:
+                host = asked[reference]["NodeManagerHostname"]
+                try:
+                    fault = ray.get(reference)
+                except ray.exceptions.RayError:
+                    silent.append(reference)
+                    continue
+                if fault is None and not (folder / f"{probe}-{asked[reference]['NodeID']}").exists():
+                    fault = "what it wrote is not seen here"
+                if fault is not None:
+                    faults.append(f"{host}: {fault}")
+            if faults:
+                raise StoreError(
+                    f"every node must see the study's folder {folder} as the driver does, but: {'; '.join(faults)}. "
+                    "Set RANKSEARCH_HOME to a folder that is mounted under the same path on all nodes."
+                )
+            for reference in silent:
+                host = asked[reference]["NodeManagerHostname"]
+                notify(f"{host} gave no answer when asked whether it reaches {folder}; the study goes on without it.")
+        finally:
+            for path in folder.glob(f"{probe}*"):
+                path.unlink(missing_ok=True)
+
     def memory_could_run_out(self, per_trial_mb: float) -> bool:
         """Whether trials at their estimated peak could fill a node, so that a killed worker may mean just that."""
         import ray
@@ -95,19 +150,17 @@ class Cluster:
         return {"nodes": nodes, "cpus": held.get("CPU", 0), "gpus": held.get("GPU", 0), "local": self.address is None}
 
 
-def knock(address: str) -> None:
-    """Finds out at once whether anything listens at an address: Ray itself would try for minutes.
+def _reach(folder: str, probe: str) -> str | None:
+    """Runs on a node: why it doesn't see a file of the driver's or can't write beside it; None where all is well."""
+    import ray
 
-    Raises:
-        ConnectionError: When nothing does.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto" and the like: Ray knows where to look.
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        if (Path(folder) / probe).read_text() != probe:
+            return "it sees another file"
+        (Path(folder) / f"{probe}-{ray.get_runtime_context().get_node_id()}").write_text("seen")
     except OSError as error:
-        raise ConnectionError(error.strerror or str(error)) from error
+        return error.strerror or str(error)
+    return None
 
 
 @contextlib.contextmanager

@@ -32,6 +32,10 @@ _PATIENCE_SECONDS = 30.0
 """After a signal, how long Ray may take to end before the process leaves without it."""
 
 
+_ECHO_SECONDS = 2.0
+"""A job server signals every process of a job, whose keeper passes it on: that is one signal, not two."""
+
+
 class Listener(Protocol):
     """Hears of everything that changes; must return at once."""
 
@@ -85,6 +89,7 @@ def run_study(
     old = folder.trials()
     with join(address) as cluster:
         cluster.refuse_lack(spec)
+        cluster.check_reach(folder.path, notify)
         sampler = Sampler(
             spec.strategy if spec.strategy in ("random", "grid") else spec.sampler,
             spec.parameters,
@@ -194,13 +199,15 @@ def _fit(
         bundle["GPU"] = resources.gpus_per_trial
     trainable = tune.with_resources(tune.with_parameters(TrialWorker, worker=worker), bundle)
     staging = tempfile.mkdtemp(prefix="ranksearch-tune-")
-    interrupted = False
+    interrupted, since = False, 0.0
 
     def stop(signum: int, frame: Any) -> None:
-        nonlocal interrupted
+        nonlocal interrupted, since
+        if interrupted and time.monotonic() - since < _ECHO_SECONDS:
+            return
         if interrupted:
             raise KeyboardInterrupt
-        interrupted = True
+        interrupted, since = True, time.monotonic()
         notify("Stopping: what has finished is kept; go on later with --resume.")
         coordinator.halted = True
         last_resort.start()

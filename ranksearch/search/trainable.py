@@ -17,7 +17,7 @@ from ranksearch.config import TrialConfig
 from ranksearch.coordinator import Launch, Update
 from ranksearch.records import Cost, TruncationPoint
 from ranksearch.search.tune import RESULT_KEY
-from ranksearch.search.worker import WorkerSetup, locate_model
+from ranksearch.search.worker import WorkerSetup
 
 if TYPE_CHECKING:
     from ranksearch.training import AdapterRun, Workbench
@@ -45,7 +45,7 @@ def make_workbench(worker: WorkerSetup) -> Workbench:
     pin_threads(worker.threads)
     model = worker.model
     source = ModelSource(
-        locate_model(model, Path(worker.base_dir)),
+        worker.locate(),
         name=model.id,
         revision=model.revision,
         dtype=model.dtype,
@@ -119,6 +119,10 @@ class TrialWorker(Trainable):
     def _adapter_run(self) -> AdapterRun:
         from ranksearch.training import AdapterRun
 
+        if not (Path(self._worker.study_folder) / "study.json").exists():
+            # A node that came later than the check at the start; what it saved would be lost.
+            host = socket.gethostname()
+            raise FileNotFoundError(f"{host} does not reach the study's folder {self._worker.study_folder}")
         if self._workbench is None:
             self._workbench = make_workbench(self._worker)
             self._loading = self._workbench.load_seconds
