@@ -15,6 +15,7 @@ import click
 from ranksearch import __version__
 from ranksearch.cli.assets import assets
 from ranksearch.cli.common import open_streams, say
+from ranksearch.cli.jobs import logs, stop, submit
 from ranksearch.cli.knowledge import evidence, learn, recommend
 from ranksearch.cli.replay import replay
 from ranksearch.cli.results import export, list_studies, report, status
@@ -41,6 +42,9 @@ for _command in (
     check,
     plan,
     search,
+    submit,
+    logs,
+    stop,
     list_studies,
     status,
     report,
