@@ -43,6 +43,8 @@ class Examination:
     source: str
     base_dir: Path
     """Folder that relative paths are relative to."""
+    raw: Mapping[str, Any]
+    """The spec as written, overrides included."""
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
@@ -145,7 +147,7 @@ def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Ex
         spec = Spec.model_validate(
             {k: v for k, v in raw.items() if v is not None or k not in SECTIONS} | {"space": dict(raw["space"])}
         )
-    return Examination(spec, data, values.get("task"), model, space, placed, source, base_dir)
+    return Examination(spec, data, values.get("task"), model, space, placed, source, base_dir, raw)
 
 
 def own_code_faults(model: ModelSpec, allowed: bool) -> list[Fault]:

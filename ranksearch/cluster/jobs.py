@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import shlex
 import tempfile
@@ -93,6 +94,9 @@ class JobServer:
             knock(self.address)
         except ConnectionError as error:
             raise self._unreachable(error) from error
+        # A token says by itself that it is to be used; Ray reads both when it is imported.
+        if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         with self._asked():
             self._client = _client(self.address)
 
@@ -275,10 +279,11 @@ class JobServer:
 
 
 def _client(address: str) -> Any:
-    # A token says by itself that it is to be used; Ray reads both when it is imported.
-    if os.environ.get("RAY_AUTH_TOKEN") or os.environ.get("RAY_AUTH_TOKEN_PATH"):
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
     from ray.job_submission import JobSubmissionClient
+
+    # It tells of uploads by address and path.
+    for name in ("ray", "ray.dashboard.modules.job.sdk"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
     class Client(JobSubmissionClient):  # type: ignore[misc]
         """Ray's client with an end to its patience: its requests have no timeout."""
@@ -313,7 +318,8 @@ def _job(details: Any) -> Job | None:
         content=told.get(_CONTENT, ""),
         attempt=int(told.get(_ATTEMPT, "1")),
         state=str(getattr(details.status, "value", details.status)),
-        message=" ".join(without_login(details.message or "").split()),
+        # The log, which Ray appends, is had elsewhere.
+        message=" ".join(without_login(details.message or "").partition(", last available logs")[0].split()),
         exit_code=details.driver_exit_code,
         began=_when(details.start_time),
         ended=_when(details.end_time),

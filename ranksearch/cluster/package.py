@@ -6,6 +6,7 @@ and files; nothing of Ray.
 
 from __future__ import annotations
 
+import copy
 import glob
 import hashlib
 import json
@@ -43,7 +44,7 @@ class Package:
 
     study: str
     spec: Mapping[str, Any]
-    """The spec, resolved, with the paths that it has within the package."""
+    """The spec as written, overrides included, with the paths that its files have within the package."""
     files: Mapping[str, Path]
     """Place below `INPUTS` -> file on this machine."""
     digest: str
@@ -83,10 +84,11 @@ def collect(
     if examined.spec is None:
         raise SpecError(examined.faults)
     spec = examined.spec
-    values: dict[str, Any] = json.loads(spec.model_dump_json())
+    values = copy.deepcopy(dict(examined.raw))
     found = _Collected(examined.base_dir, [folder.resolve() for folder in shared])
     values["data"] = _data(found, values["data"], "data")
-    values["model"]["id"] = _model(found, spec.model.id, trust_remote_code and spec.model.trust_remote_code)
+    model = _model(found, spec.model.id, trust_remote_code and spec.model.trust_remote_code)
+    values["model"] = values["model"] | {"id": model} if isinstance(values["model"], dict) else model
     found.faults += own_code_faults(spec.model, trust_remote_code)
     if (uri := spec.tracking.uri) is not None and without_login(uri) != uri:
         found.faults.append(
