@@ -207,6 +207,17 @@ class JobServer:
                 return job
             time.sleep(1)
 
+    def version(self) -> str:
+        """The cluster's version of Ray."""
+        with self._asked():
+            return str(self._client.get_version_of_ray())
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """The nodes that the cluster knows: `host` and whether it is `alive`."""
+        with self._asked():
+            told = self._client.summary_of_nodes()
+        return [{"host": n["hostname"], "alive": n.get("raylet", {}).get("state") == "ALIVE"} for n in told]
+
     def stop(self, submission: str, *, wait: bool = True) -> Job:
         """Asks a submission to end in good order, and waits until it has.
 
@@ -291,6 +302,13 @@ def _client(address: str) -> Any:
         def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
             options.setdefault("timeout", _REQUEST_SECONDS)
             return super()._do_request(method, endpoint, **options)
+
+        def get_version_of_ray(self) -> str:
+            return str(self._do_request("GET", "/api/version").json()["ray_version"])
+
+        def summary_of_nodes(self) -> list[dict[str, Any]]:
+            nodes: list[dict[str, Any]] = self._do_request("GET", "/nodes?view=summary").json()["data"]["summary"]
+            return nodes
 
     # In Ray both win over the address that is given, which would then be another cluster's.
     hidden = {name: os.environ.pop(name) for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS") if name in os.environ}
