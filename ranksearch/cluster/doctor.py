@@ -146,8 +146,6 @@ def _storage(home: Path) -> Iterator[Finding]:
     if free < _LITTLE_BYTES:
         verdict: Literal["note", "bad"] = "bad" if free < _NOTHING_BYTES else "note"
         yield Finding("storage", verdict, told + ".", "Free some; `ranksearch plan` says what a study takes on disk.")
-            "storage", verdict, told + ".", "Free some disk space; `ranksearch plan` says what a study takes."
-        )
     else:
         yield Finding("storage", "good", told + ".")
     newest = max(p.stat().st_mtime for p in Path(ranksearch.__file__).parent.glob("*.py"))
@@ -192,7 +190,7 @@ def _mlflow(uri: str) -> Iterator[Finding]:
             yield Finding(about, "note", f"{where} answers everybody.", remedy)
         case 200:
             yield Finding(about, "good", f"{where} answers" + (f" {login[0]}." if all(login) else " without a login."))
-            yield Finding(about, "bad", f"{where} refuses {'the login' if all(login) else 'us without a login'}.", remedy)
+        case 401:
             remedy = "Set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
             yield Finding(
                 about, "bad", f"{where} refuses the login{'' if all(login) else ', as there is none'}.", remedy
