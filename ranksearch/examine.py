@@ -323,6 +323,20 @@ def _one_role_each(data: Mapping[str, Any], task: str | None) -> list[Fault]:
     return [Fault(rule, ", ".join(map(shown, names)), place, "Name another column.")]
 
 
+def _one_kind_of_device(resources: Mapping[str, Any]) -> list[Fault]:
+    """Values from CPUs and from GPUs are not compared, and a number of trials is needed where room is no measure."""
+    faults = []
+    more = resources.get("more") or []
+    if resources.get("gpus_per_trial") == 0 and any(m.gpus_per_trial for m in more):
+        rule = "all trials must train on one kind of device, or they can't be compared"
+        got = "gpus_per_trial=0 beside more of it for some"
+        faults.append(Fault(rule, got, "resources.more", "Give every trial a share of a GPU."))
+    if resources.get("autoscaling") and resources.get("max_concurrent", 0) is None:
+        rule = "a cluster that grows must be told how far: `max_concurrent` must be given with `autoscaling`"
+        faults.append(Fault(rule, "null", "resources.max_concurrent", "Give the number of trials to run at once."))
+    return faults
+
+
 def _cross_rules(
     raw: Mapping[str, Any], top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], space: Space | None
 ) -> list[Fault]:
@@ -346,6 +360,7 @@ def _cross_rules(
                 )
             )
     faults += _one_role_each(data, task)
+    faults += _one_kind_of_device(sections.get("resources", {}))
     metric = objective.get("metric")
     if metric is not None and metric not in METRICS:
         # No "did you mean": eval_loss is not eval/nll, and must not be read as it.

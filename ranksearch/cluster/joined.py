@@ -16,7 +16,7 @@ from typing import Any
 
 from ranksearch.cluster.address import knock
 from ranksearch.errors import RankSearchError, StoreError
-from ranksearch.plan import refuse_lack
+from ranksearch.plan import Room, refuse_lack
 from ranksearch.spec import ResourcesSpec, Spec
 
 __all__ = ["Cluster", "join"]
@@ -53,20 +53,23 @@ class Cluster:
     def __init__(self, address: str | None) -> None:
         self.address = address
 
-    def workers(self, resources: ResourcesSpec) -> int:
-        """Trials that run at once, by what the nodes hold now and the spec's own bound."""
+    def rooms(self) -> list[Room]:
+        """What each node that is alive holds."""
         import ray
 
+        alive = [(node["Resources"], node.get("Labels") or {}) for node in ray.nodes() if node["Alive"]]
+        return [Room(cpus=held.get("CPU", 0), gpus=held.get("GPU", 0), labels=labels) for held, labels in alive]
+
+    def workers(self, resources: ResourcesSpec) -> int:
+        """Trials that run at once, by what the nodes hold now and the spec's own bound.
+
+        Where some ask for more than others there may be more than fit; those wait in Ray's queue.
+        """
+        if resources.autoscaling and resources.max_concurrent is not None:
+            # Trials that wait are what brings nodes.
+            return resources.max_concurrent
         cpus, gpus = resources.cpus_per_trial, resources.gpus_per_trial
-        room = 0
-        for node in ray.nodes():
-            if node["Alive"]:
-                held = node["Resources"]
-                fits = int(held.get("CPU", 0) / cpus + 1e-9)
-                if gpus:
-                    fits = min(fits, int(held.get("GPU", 0) / gpus + 1e-9))
-                room += fits
-        # Never none: a cluster that scales up begins by being asked.
+        room = sum(node.takes(cpus, gpus, resources.labels) for node in self.rooms())
         return min(max(1, room), resources.max_concurrent or max(1, room))
 
     def refuse_lack(self, spec: Spec) -> None:
@@ -75,10 +78,7 @@ class Cluster:
         Raises:
             PlanError: When a trial asks for more than any node has.
         """
-        import ray
-
-        held = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        refuse_lack(spec, max(h.get("CPU", 0) for h in held), max(h.get("GPU", 0) for h in held))
+        refuse_lack(spec, self.rooms())
 
     def check_reach(self, folder: Path, notify: Callable[[str], None]) -> None:
         """Proves that every node sees the study's folder as this machine does: adapters are saved to it.

@@ -23,6 +23,7 @@ from ranksearch.sampling import Sampler
 from ranksearch.search.conclude import recommend_config, recommended_json, trial_to_test
 from ranksearch.search.setup import StudySetup
 from ranksearch.search.worker import WorkerSetup
+from ranksearch.spec import ResourcesSpec
 from ranksearch.store import StudyFolder
 from ranksearch.strategies import Question, make_strategy
 
@@ -151,7 +152,7 @@ def run_study(
                 "recommended": None if chosen is None else recommended_json(chosen, study),
             }
             if not interrupted and chosen is not None and not _tested(study, chosen, trials):
-                update["test"] = _test(worker, chosen, question, trials, study, notify)
+                update["test"] = _test(worker, spec.resources, chosen, question, trials, study, notify)
             update["state"] = "INTERRUPTED" if interrupted else "DONE" if chosen is not None else "FAILED"
         except BaseException:
             with contextlib.suppress(RankSearchError):
@@ -176,14 +177,15 @@ def _fit(
     """
     from ray import tune
 
-    from ranksearch.search.trainable import TrialWorker, job_of
-    from ranksearch.search.tune import StudyScheduler, StudySearcher
+    from ranksearch.search.trainable import TrialWorker, job_of, kind_of
+    from ranksearch.search.tune import Queue, StudyScheduler, StudySearcher
 
     resources = setup.spec.resources
     searcher = StudySearcher(
         coordinator,
         job_of,
         lambda: cluster.workers(resources),
+        queue := Queue(coordinator),
     )
     memory_is_tight = cluster.memory_could_run_out(setup.plan.memory_mb_per_trial)
     # On a GPU a fresh process per trial gives its memory back; on a CPU the workbench stays.
@@ -194,10 +196,14 @@ def _fit(
         lambda text: memory_is_tight and "OutOfMemory" in text.replace(" ", ""),
         keep=cluster.workers(resources) if reuse else 0,
     )
-    bundle = {"CPU": resources.cpus_per_trial}
-    if resources.gpus_per_trial:
-        bundle["GPU"] = resources.gpus_per_trial
-    trainable = tune.with_resources(tune.with_parameters(TrialWorker, worker=worker), bundle)
+
+    def place(job: dict[str, Any]) -> tune.PlacementGroupFactory:
+        cpus, gpus = resources.needs(*kind_of(job))
+        bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+        selector = {"bundle_label_selector": [resources.labels]} if resources.labels else {}
+        return tune.PlacementGroupFactory([bundle], **selector)
+
+    trainable = tune.with_resources(tune.with_parameters(TrialWorker, worker=worker), place)
     staging = tempfile.mkdtemp(prefix="ranksearch-tune-")
     interrupted, since = False, 0.0
 
@@ -235,6 +241,7 @@ def _fit(
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=0),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                callbacks=[queue],
             ),
         ).fit()
     except Exception as error:
@@ -270,6 +277,7 @@ def _tested(study: StudyRecord, chosen: TrialRecord, trials: Sequence[TrialRecor
 
 def _test(
     worker: WorkerSetup,
+    resources: ResourcesSpec,
     chosen: TrialRecord,
     question: Question,
     trials: Sequence[TrialRecord],
@@ -285,8 +293,8 @@ def _test(
     if best is None or best.adapter is None:
         notify("No trained adapter of the recommended configuration was kept, so the test rows stay untouched.")
         return None
-    resources = study.spec["resources"]
-    remote = ray.remote(num_cpus=resources["cpus_per_trial"], num_gpus=resources["gpus_per_trial"])(evaluate_on_test)
+    cpus, gpus = resources.needs(best.config.r, best.config.method)
+    remote = ray.remote(num_cpus=cpus, num_gpus=gpus, label_selector=resources.labels)(evaluate_on_test)
     measured = ray.get(remote.remote(worker, best.adapter, best.config.plain()))
     looks = 1 if study.test is None else study.test.looks + 1
     return TestResult(trial=best.number, n=measured["n"], metrics=measured["metrics"], looks=looks)

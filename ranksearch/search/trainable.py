@@ -22,7 +22,7 @@ from ranksearch.search.worker import WorkerSetup
 if TYPE_CHECKING:
     from ranksearch.training import AdapterRun, Workbench
 
-__all__ = ["TrialWorker", "evaluate_on_test", "job_of"]
+__all__ = ["TrialWorker", "evaluate_on_test", "job_of", "kind_of"]
 
 
 def job_of(launch: Launch) -> dict[str, Any]:
@@ -36,6 +36,12 @@ def job_of(launch: Launch) -> dict[str, Any]:
         "keep_adapter": launch.keep_adapter,
         "truncate": list(launch.truncate),
     }
+
+
+def kind_of(job: dict[str, Any]) -> tuple[int, str]:
+    """Rank and method of a job: what its resources follow from."""
+    config = TrialConfig.model_validate_json(job["config"])
+    return config.r, config.method
 
 
 def make_workbench(worker: WorkerSetup) -> Workbench:
