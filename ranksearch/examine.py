@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ranksearch.config import whole
 from ranksearch.errors import Fault, SpecError, shown, without_login
-from ranksearch.space import LogRange, Space, UniformRange, read_space
+from ranksearch.space import Fixed, LogRange, Space, UniformRange, read_space
 from ranksearch.spec import METRICS, SECTIONS, DataSpec, ModelSpec, Section, Spec
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
@@ -361,6 +361,16 @@ def _cross_rules(
             )
     faults += _one_role_each(data, task)
     faults += _one_kind_of_device(sections.get("resources", {}))
+    ratio = None if space is None else space.domains["head_lr_ratio"]
+    if task == "generation" and ratio is not None and ratio != Fixed(1.0):
+        faults.append(
+            Fault(
+                "`head_lr_ratio` must be left out of a generation study: it has no new head, only adapters are trained",
+                shown(raw["space"]["head_lr_ratio"]),
+                "space.head_lr_ratio",
+                "Take it out.",
+            )
+        )
     metric = objective.get("metric")
     if metric is not None and metric not in METRICS:
         # No "did you mean": eval_loss is not eval/nll, and must not be read as it.

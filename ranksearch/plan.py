@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ranksearch.config import TrialConfig
 from ranksearch.errors import Fault, PlanError
-from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters
-from ranksearch.space import Choices, Fixed
+from ranksearch.lora import ModelFacts, ModuleFacts
+from ranksearch.methods import METHODS
+from ranksearch.space import Choices, Fixed, IntRange, LogRange, Space, UniformRange
 from ranksearch.spec import Spec
 
 __all__ = [
@@ -24,9 +26,11 @@ __all__ = [
     "Room",
     "fraction_of_grid",
     "make_budget",
+    "largest_own",
     "make_plan",
     "refuse_lack",
     "steps_of",
+    "trainable_by_rank",
 ]
 
 GRID_CONFIGURATIONS = 56
@@ -133,7 +137,7 @@ class Plan(BaseModel):
     steps_most: int
     fraction_of_grid_likely: float
     trainable_parameters: dict[int, int]
-    """Rank -> parameters of adapter and head, at the largest choice of targets."""
+    """Rank -> parameters of adapter and head, at the largest choice of targets, method and its own parameters."""
     memory_mb_per_trial: float
     """Estimate of a trial's peak memory at the largest rank and batch."""
     disk_mb: float
@@ -184,7 +188,6 @@ def make_plan(
     """
     space, budget = spec.parameters, make_budget(spec)
     top = max(space.ranks())
-    widest = max(targets.values(), key=lambda modules: adapter_parameters(1, modules))
     notes = []
     wanted = spec.budget.trials
     distinct = space.size
@@ -205,8 +208,13 @@ def make_plan(
         notes.append(f"batch_size={max(space.batch_sizes())} is more than the {rows} training rows: rows repeat in it.")
     likely = sum(stage.steps_likely for stage in stages)
     runs = sum(stage.runs for stage in stages)
-    trainable = {r: adapter_parameters(r, widest) + model.head_parameters for r in space.ranks()}
-    per_trial = _memory_mb(spec, model, trainable[top], max(space.batch_sizes()), longest)
+    trainable = trainable_by_rank(space, targets, model)
+    copied = max(
+        METHODS[method].copied_weights(top, largest_own(space, method), modules, model)
+        for method in space.methods()
+        for modules in targets.values()
+    )
+    per_trial = _memory_mb(spec, model, trainable[top], copied, max(space.batch_sizes()), longest)
     if memory_mb is not None and per_trial > memory_mb:
         raise PlanError(
             Fault(
@@ -239,14 +247,45 @@ def make_plan(
     )
 
 
-def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, batch_size: int, tokens: int) -> float:
+def trainable_by_rank(
+    space: Space, targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]], model: ModelFacts
+) -> dict[int, int]:
+    """Rank -> parameters of adapter and head, at the largest choice of targets, method and its own parameters.
+
+    Args:
+        space: The search space.
+        targets: Each choice of target modules -> the modules that it means.
+        model: The model's facts.
+    """
+    return {
+        r: model.head_parameters
+        + max(
+            METHODS[method].adapter_parameters(r, largest_own(space, method), modules, model)
+            for method in space.methods()
+            for modules in targets.values()
+        )
+        for r in space.ranks()
+    }
+
+
+def largest_own(space: Space, method: str) -> dict[str, Any]:
+    """A method's own parameters, each at the largest value that the space holds: no count falls with any of them."""
+    active = space.active(method)
+    found = {name: active[name] for name in METHODS[method].parameters if name in active}
+    return {
+        name: d.high if isinstance(d, LogRange | UniformRange | IntRange) else max(d.values())
+        for name, d in found.items()
+    }
+
+
+def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, copied: int, batch_size: int, tokens: int) -> float:
     """Weights, optimizer and activations of one trial.
 
     Activations follow Korthikanti et al. 2022 (arXiv 2205.05198, eq. 2) without the attention-score term, which
     fused attention does not keep: 34 * s * b * h bytes a block at 16 bits, twice that at 32.
     """
     wide = spec.precision == "fp32"
-    weights = model.parameters * (4 if wide else 2)
+    weights = (model.parameters + copied) * (4 if wide else 2)
     # fp32 weight, gradient and two Adam moments.
     trained = trainable * 16
     blocks = 1 if spec.gradient_checkpointing else model.blocks

@@ -233,7 +233,7 @@ class TestResult(_Record):
     looks: Whole = 1
     """Times that the test rows were looked at; above 1 when a study went on and ended at another configuration."""
     metrics: dict[str, Measured]
-    """By bare name: "nll", "accuracy", "macro_f1"."""
+    """By bare name: "nll", "accuracy", "macro_f1"; of generation "nll", "bits_per_byte", "exact_match", "chrf"."""
 
 
 class StudyRecord(_Record):
@@ -246,6 +246,8 @@ class StudyRecord(_Record):
     created_at: AwareDatetime
     spec: Annotated[dict[str, Any], _shaped(_SpecShape)]
     """The spec as resolved, all defaults filled in, no secrets."""
+    base_dir: str | None = None
+    """Folder that relative paths in the spec are relative to, as it was when the study began."""
     fingerprint: str
     """Hash over what makes results comparable: data, space, model, objective, method, step budget."""
     versions: dict[str, str]
@@ -262,6 +264,9 @@ class StudyRecord(_Record):
     decision: Annotated[dict[str, Any], _shaped(_DecisionShape)] | None = None
     recommended: Annotated[dict[str, Any], _shaped(_RecommendedShape)] | None = None
     test: TestResult | None = None
+    zero_shot: dict[str, Measured] = {}
+    """What the base model reaches without an adapter, measured once, with the test: `eval/nll`, `test/nll` and so on;
+    empty for classification, where the head is new."""
     result: dict[str, Any] | None = Field(default=None)
     """The JSON that `search --json` printed at its end."""
 

@@ -28,6 +28,7 @@ __all__ = [
     "Section",
     "Spec",
     "TrackingSpec",
+    "WRITTEN_METRICS",
 ]
 
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -39,6 +40,10 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "eval/chrf": ("maximize", ("generation",)),
 }
 """Metric -> its direction and the tasks that have it."""
+
+WRITTEN_METRICS = frozenset({"eval/exact_match", "eval/chrf"})
+"""Metrics of text that the model writes. That takes so long that it is done where it is the objective, by the runs of
+the decision, and on the test rows."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 

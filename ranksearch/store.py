@@ -6,6 +6,7 @@ Layout under RANKSEARCH_HOME (default `./.ranksearch`)::
     studies/NAME/trials/00007.json   one TrialRecord each
     studies/NAME/copies.jsonl        a second copy of each TrialRecord, from its beginning and its end
     studies/NAME/adapters/00007/     trained adapters
+    studies/NAME/data/               the tokenised rows, for scripts that repeat a run
     studies/NAME/lease               held by the driver while it runs
 
 Knows the files and the records; nothing of what the numbers mean.

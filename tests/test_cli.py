@@ -143,3 +143,23 @@ def test_one_torn_study_does_not_hide_the_others(tmp_path: Path) -> None:
     assert ran.code == 0
     assert {s["study"]: s["state"] for s in ran.json["studies"]} == {"whole": "DONE", "torn": "UNREADABLE"}
     assert "torn/study.json" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("command", "rule"),
+    [
+        (["whole", "other"], "a report is of one study"),
+        (["--compare", "whole"], "a comparison needs two studies"),
+        (["--compare", "whole", "whole", "other"], "a study is compared once"),
+        (["--compare", "whole", "nope"], "the study must exist"),
+    ],
+)
+def test_a_report_of_the_wrong_number_of_studies_is_refused(tmp_path: Path, command: list[str], rule: str) -> None:
+    from tests.finished import finish_study, values_of
+
+    for name in ("whole", "other"):
+        finish_study(tmp_path / ".ranksearch", name, values_of({2: 0.0, 8: 0.0}))
+    ran = ranksearch(tmp_path, "report", *command)
+    assert ran.code == 2
+    assert rule in ran.err
+    assert not (tmp_path / ".ranksearch" / "comparisons").exists()

@@ -17,7 +17,7 @@ from ranksearch.analysis import importances, paid, trials_frame
 from ranksearch.config import TrialConfig
 from ranksearch.errors import StoreError
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
-from ranksearch.report import write_report
+from ranksearch.report import write_comparison, write_report
 from ranksearch.report.theme import DARK, LIGHT
 from tests.made_records import decided, search_trials, staged_trials, study, trial
 
@@ -170,7 +170,7 @@ def test_costs_troubles_data_and_versions_are_told(finished: Finished) -> None:
     assert "fraction of one full fine-tune not measured" in page.text("paid")
     gone = [t for t in trials if t.violation == "diverged"]
     assert gone
-    assert f"{len(gone)} trial" in page.text("wrong")
+    assert f"{len(gone)} of {len(trials)} trials: diverged" in page.text("wrong")
     assert "the loss was not finite at step 45" in page.text("wrong")
     assert "3 rows of train are left out" in page.text("data")
     assert "3,766" in page.text("data")
@@ -188,7 +188,7 @@ def test_the_csv_is_the_trials_frame(finished: Finished) -> None:
 
 def test_every_plot_is_a_png_and_an_svg_with_its_colours_written_in(finished: Finished) -> None:
     _, _, out, _ = finished
-    for name in ("guarantee", "ranks", "curves", "rates", "importances"):
+    for name in ("guarantee", "ranks", "curves", "rates", "importances", "parallel", "pareto-parameters"):
         assert (out / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         svg = (out / "plots" / f"{name}.svg").read_text(encoding="utf-8")
         assert ElementTree.fromstring(svg).tag.endswith("svg")
@@ -270,7 +270,7 @@ def test_a_study_whose_every_trial_diverged_has_a_report_without_an_answer(tmp_p
     trials = [trial(t.number, t.config, steps=(45,), nan_at_end=True, **told) for t in search_trials(12)]
     page = written(study(trials, state="FAILED"), trials, tmp_path)
     assert page.text("answer").startswith("No answer The study failed. Of 12 trials not one completed its training")
-    assert "12 trials: diverged" in page.text("wrong")
+    assert "12 of 12 trials: diverged" in page.text("wrong")
     assert "diverged at step 45 (12 times)" in page.text("wrong")
     assert list(page.embedded()["specs"]) == ["rates"]
 
@@ -291,7 +291,10 @@ def test_a_staged_study_shows_the_curve_of_its_truncated_adapter(tmp_path: Path)
     assert "truncation" in specs
     points = [p for data in specs["truncation"]["datasets"].values() for p in data if "kind" in p]
     (reference,) = [t for t in staged if t.truncation]
-    assert [(p["rank"], p["value"]) for p in points] == [(p.r, p.metrics["eval/nll"]) for p in reference.truncation]
+    told = [(p.r, p.metrics["eval/nll"]) for p in reference.truncation]
+    # Both curves end at the adapter as it was trained.
+    told += [(64, reference.value("eval/nll"))] * 2
+    assert [(p["rank"], p["value"]) for p in points] == told
     assert "steps of 4 trials to choose finalists" in page.text("paid")
 
 
@@ -302,7 +305,60 @@ def test_a_second_look_at_the_test_rows_is_told(tmp_path: Path) -> None:
 
 def test_training_that_had_not_settled_is_told(finished: Finished) -> None:
     _, _, _, page = finished
-    assert "Training had not settled: from step 45 to 130" in page.text("answer")
+    assert "Training had not settled at 130 steps" in page.text("answer")
+    assert "From step 45 to 130 the median eval/nll" in page.text("wrong")
+    assert "search with that budget.max_steps, in a new study" in page.text("next")
+
+
+def test_what_went_wrong_and_what_to_try_next_stand_in_sections_of_their_own(tmp_path: Path) -> None:
+    made, trials = decided(tolerance=0.002)
+    page = written(made, trials, tmp_path)
+    assert page.text("wrong").startswith("What went wrong The seeds scatter too much for this tolerance")
+    assert "--resume with max_seeds=" in page.text("next")
+    assert f"ranksearch export {made.name} --to transformers" in page.text("next")
+    ids = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
+    links = {attrs["href"].removeprefix("#") for tag, attrs in page.tags if tag == "a" and attrs.get("href")}
+    assert links <= ids
+
+
+def test_the_front_of_quality_and_parameters_is_that_of_the_fresh_seeds(finished: Finished) -> None:
+    made, _, _, page = finished
+    assert made.decision is not None
+    points = [p for d in page.embedded()["specs"]["pareto-parameters"]["datasets"].values() for p in d]
+    front = {(p["rank"], p["cost"]): p["value"] for p in points if p["front"]}
+    assert front == {(p["r"], p["trainable_parameters"]): pytest.approx(p["mean"]) for p in made.decision["curve"]}
+
+
+def test_the_heat_map_holds_the_best_completed_value_of_each_cell(finished: Finished) -> None:
+    _, trials, _, page = finished
+    cells = [c for d in page.embedded()["specs"]["rates"]["datasets"].values() for c in d if "from" in c]
+    done = [t for t in trials if t.purpose == "search" and t.state == "COMPLETE"]
+    assert sum(cell["trials"] for cell in cells) == len(done)
+    for cell in cells:
+        here = [
+            t.value("eval/nll") or 0
+            for t in done
+            if t.config.r == cell["rank"] and cell["from"] <= t.config.learning_rate < cell["to"]
+        ]
+        assert cell["value"] == min(here)
+
+
+def test_norms_by_layer_group_are_drawn_where_they_were_measured(tmp_path: Path) -> None:
+    made, trials = decided()
+    assert not {"grad-norms", "norm-ratios"} & set(written(made, trials, tmp_path).embedded()["specs"])
+    measured = [with_norms(t, bottom=0.001, middle=0.02, top=0.03, head=4.0) for t in trials]
+    page = written(made, measured, tmp_path)
+    (rows,) = page.embedded()["specs"]["norm-ratios"]["datasets"].values()
+    assert {row["part"]: row["norm"] for row in rows} == pytest.approx({"bottom": 0.001, "middle": 0.02, "top": 0.03})
+    assert "The bottom layers hardly move" in page.text("answer")
+
+
+def with_norms(t: TrialRecord, **norms: float) -> TrialRecord:
+    """The trial with these norms in every report; the head has no adapter."""
+    added = {f"train/grad_norm/{part}": value for part, value in norms.items()}
+    added |= {f"train/adapter_to_base_norm/{part}": value for part, value in norms.items() if part != "head"}
+    reports = tuple(r.model_copy(update={"metrics": r.metrics | added}) for r in t.reports)
+    return t.model_copy(update={"reports": reports})
 
 
 def test_a_report_of_two_thousand_trials_stays_small(tmp_path: Path) -> None:
@@ -316,3 +372,41 @@ def test_a_folder_that_cannot_be_written_is_the_machines_fault(tmp_path: Path) -
     (tmp_path / "taken").write_text("a file")
     with pytest.raises(StoreError, match="taken"):
         write_report(study(), [], tmp_path / "taken")
+
+
+def test_studies_stand_side_by_side_with_their_own_numbers(tmp_path: Path) -> None:
+    first = decided()
+    second = decided(24, name="second", study_id="1e" * 16)
+    files = write_comparison([first, second], tmp_path)
+    assert [file.name for file in files][:3] == ["compare.html", "curves-compared.png", "curves-compared.svg"]
+    page = Page(files[0])
+    assert "The same question" in page.text("answer")
+    rows = {row[""][0]: row for row in page.rows("results-table")}
+    for made, trials in (first, second):
+        assert made.decision is not None
+        assert rows["chosen rank"][made.name][0] == str(made.decision["chosen_r"])
+        assert rows["optimizer steps"][made.name][1] == str(paid(made, trials).steps)
+    (data,) = page.embedded()["specs"]["bounds-compared"]["datasets"].values()
+    assert {(row["study"], row["rank"], row["bound"]) for row in data} == {
+        (made.name, point["r"], point["upper_bound"])
+        for made, _ in (first, second)
+        for point in (made.decision or {})["curve"]
+    }
+
+
+def test_a_comparison_says_what_makes_its_studies_incomparable(tmp_path: Path) -> None:
+    first, (made, trials) = decided(), decided(name="other")
+    data = made.data | {"parts": made.data["parts"] | {"eval": {"sha256": "d" * 64}}}
+    spec = made.spec | {"objective": {"metric": "eval/accuracy", "direction": "maximize", "tolerance": 0.01}}
+    page = Page(write_comparison([first, (made.model_copy(update={"data": data, "spec": spec}), trials)], tmp_path)[0])
+    assert page.text("answer").startswith("Not the same question")
+    assert {row[""][0] for row in page.rows("apart")} == {"metric and direction", "eval rows", "tolerance"}
+    assert page.embedded()["specs"] == {}
+    assert "measure different things" in page.text("curves")
+
+
+def test_studies_without_an_answer_can_be_compared_too(tmp_path: Path) -> None:
+    made = study(name="other")
+    page = Page(write_comparison([(study(), []), (made, search_trials(4))], tmp_path)[0])
+    assert "No trial was begun" not in page.text("results")
+    assert page.rows("results-table")[0]["other"][0] == "–"

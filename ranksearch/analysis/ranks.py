@@ -13,14 +13,15 @@ import pandas as pd
 
 from ranksearch.records import StudyRecord, TrialRecord
 
-__all__ = ["Trouble", "best_per_rank", "best_single", "troubles"]
+__all__ = ["TROUBLES", "Trouble", "best_per_rank", "best_single", "troubles"]
 
-_KINDS = {
+TROUBLES = {
     "diverged": "diverged (its loss was no longer a finite number)",
     "out_of_memory": "out of memory",
     "failed": "failed for good",
     "queued": "failed and started again",
 }
+"""Ways in which a trial goes wrong, in words."""
 
 
 def best_single(study: StudyRecord, trials: Sequence[TrialRecord]) -> TrialRecord | None:
@@ -112,7 +113,7 @@ def troubles(trials: Sequence[TrialRecord]) -> tuple[Trouble, ...]:
         elif trial.failures:
             groups.setdefault("queued", []).append(trial)
     found = []
-    for kind, words in _KINDS.items():
+    for kind, words in TROUBLES.items():
         if here := groups.get(kind):
             told = [trial.failures if kind == "queued" else (trial.reason or "no reason recorded",) for trial in here]
             reasons = Counter(reason for several in told for reason in several)

@@ -204,7 +204,8 @@ def _answer(record: StudyRecord) -> str:
     if recommended is not None:
         lines.append(
             f"{record.name}: {result['status']}. r={recommended['r']}, lora_alpha={recommended['lora_alpha']}, "
-            f"learning_rate={recommended['learning_rate']:.3g}, head_lr_ratio={recommended['head_lr_ratio']:.3g}"
+            f"learning_rate={recommended['learning_rate']:.3g}"
+            + (f", head_lr_ratio={recommended['head_lr_ratio']:.3g}" if record.model.head_modules else "")
         )
     if decision is not None:
         lines.append(decision["why"])

@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 
+from ranksearch.analysis.case import Case
+from ranksearch.records import TrialRecord
 from ranksearch.report.material import Material, outcome
 from ranksearch.report.theme import CONFIG, RAMP
 
@@ -25,10 +27,13 @@ __all__ = [
     "crowded",
     "datasets",
     "finish",
+    "haloed",
     "metric_axis",
     "rank_axis",
     "rank_colour",
     "scale_type",
+    "shown_curves",
+    "value_colour",
 ]
 
 HEIGHT = 300
@@ -56,17 +61,20 @@ class Plot:
     """What it shows and how to read it; without a spec, why there is nothing to draw."""
     spec: dict[str, Any] | None = None
     """Vega-Lite, its data sets by name only."""
+    size: Literal["half", "third", "wide"] = "half"
+    """How much of the page's width it takes where there is room."""
 
 
 def datasets(material: Material) -> dict[str, list[dict[str, Any]]]:
     """The rows that plots share, only the columns that one of them reads."""
     trials, reports = [], []
+    drawn = {trial.number for trial in shown_curves(material)}
     for trial in material.trials:
         shared: dict[str, Any] = {"number": trial.number, "rank": trial.config.r, "rate": trial.config.learning_rate}
         shared |= {"seed": trial.seed, "outcome": outcome(trial), "purpose": trial.purpose}
         value, last = trial.value(material.metric), trial.last
         trials.append(shared | {"value": value, "step": last.fidelity if last else None})
-        for report in trial.reports if trial.purpose != "decide" else ():
+        for report in trial.reports if trial.number in drawn else ():
             if (found := report.metrics.get(material.metric)) is not None:
                 kept = {name: shared[name] for name in ("number", "rank", "outcome", "rate")}
                 # A curve of one point has no line to show it.
@@ -74,11 +82,33 @@ def datasets(material: Material) -> dict[str, list[dict[str, Any]]]:
     return {"trials": trials, "reports": reports}
 
 
+_MOST_CURVES = 400
+
+
+def shown_curves(material: Material) -> list[TrialRecord]:
+    """The trials whose learning curves are drawn: those before the decision, of thousands the best and every n-th."""
+    before = [trial for trial in material.trials if trial.purpose != "decide"]
+    if len(before) <= _MOST_CURVES:
+        return before
+    best = {trial.number for trial in Case(material.study, before).completed[: _MOST_CURVES // 8]}
+    others = [trial.number for trial in before if trial.number not in best]
+    kept = best | {others[i * len(others) // (_MOST_CURVES - len(best))] for i in range(_MOST_CURVES - len(best))}
+    return [trial for trial in before if trial.number in kept]
+
+
 def finish(chart: alt.LayerChart | alt.FacetChart, description: str, height: int = HEIGHT) -> dict[str, Any]:
     """The spec of a plot as wide as its place, with the common look."""
     sized = chart.properties(width="container", height=height, description=description)
     spec: dict[str, Any] = sized.to_dict()
     return spec | {"config": dict(CONFIG), "autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def haloed(chart: alt.Chart, *, color: str = "var(--ink)", **marks: Any) -> list[alt.Chart]:
+    """Text upon lines: the same text first in the colour of the paper and bold, so that it stays readable."""
+    return [
+        chart.mark_text(color="var(--paper)", stroke="var(--paper)", strokeWidth=4, strokeJoin="round", **marks),
+        chart.mark_text(color=color, **marks),
+    ]
 
 
 def rank_axis(material: Material, ranks: Sequence[int] | None = None) -> dict[str, Any]:
@@ -114,6 +144,21 @@ def rank_colour(material: Material) -> alt.Color:
         title="rank r",
         scale=alt.Scale(type="log", base=2, range=list(RAMP), nice=False),
         legend=alt.Legend(values=_rank_ticks(material.ranks), format="d"),
+    )
+
+
+def value_colour(material: Material, values: Sequence[float]) -> alt.Color:
+    """Colour by the objective, blue is better; `values` are what it has to tell apart."""
+    return alt.Color(
+        "value:Q",
+        title=material.metric,
+        scale=alt.Scale(
+            type=scale_type(values),
+            range=list(RAMP if material.minimize else RAMP[::-1]),
+            domain=[min(values), max(values)],
+            nice=False,
+        ),
+        legend=alt.Legend(format=".3~g", values=[min(values), max(values)]),
     )
 
 

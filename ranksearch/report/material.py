@@ -57,6 +57,11 @@ class Material:
         """How much each parameter mattered."""
         return analysis.importances(self.study, self.trials)
 
+    @cached_property
+    def findings(self) -> tuple[analysis.Finding, ...]:
+        """What the records show to be wrong, or to limit the answer."""
+        return analysis.diagnose(self.study, self.trials)
+
     @property
     def curve(self) -> list[dict[str, Any]]:
         """The decision's guarantee curve, smallest adapter first; empty without a decision."""

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ranksearch import analysis
+from ranksearch.analysis.case import Case
 from ranksearch.decision import ERROR
 from ranksearch.records import TrialRecord
 from ranksearch.report.material import Material, outcome
 from ranksearch.report.text import count, show
 
-__all__ = ["Answer", "answer", "caveats"]
+__all__ = ["Answer", "Step", "answer", "caveats", "main_settings", "next_steps"]
 
+_MAIN = {"method", "r", "lora_alpha", "learning_rate", "head_lr_ratio", "target_modules", "batch_size", "max_steps"}
 
 _STATE = {
     "RUNNING": "The study is still running, or its driver went away; with --resume it goes on.",
@@ -104,24 +106,47 @@ def _configuration(trial: TrialRecord) -> dict[str, Any]:
 
 
 def caveats(material: Material) -> list[str]:
-    """What to bear in mind, one sentence or two each."""
+    """What to bear in mind that no finding says, one sentence or two each."""
+    decision = material.study.decision or {}
+    told = [*decision.get("notes", ()), *decision.get("left_out", ()), *material.study.plan.get("notes", ())]
+    # The finding of that name says it with its numbers.
+    return [note for note in told if not str(note).startswith("At the ceiling")]
+
+
+def main_settings(material: Material, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a configuration what a reader looks for first: rank, alpha, rates, targets, and whatever was searched."""
+    space = Case(material.study, material.trials).space
+    searched = {name.split(".")[0] for name in (space.searched if space is not None else ())}
+    return {name: value for name, value in configuration.items() if name in _MAIN or name in searched}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do next."""
+
+    text: str
+    command: str | None = None
+    """To be typed as it stands, but for the spec's place, which records don't keep."""
+    finding: str | None = None
+    """Name of the finding that it follows from."""
+    title: str = ""
+    """Of that finding."""
+
+
+def next_steps(material: Material) -> list[Step]:
+    """What to do next, the most useful first."""
     study = material.study
-    decision = study.decision or {}
-    told = [*decision.get("notes", ()), *decision.get("left_out", ()), *study.plan.get("notes", ())]
-    told += [rung.warning for rung in analysis.rung_correlation(study, material.trials) if rung.warning]
-    last = analysis.last_rung(study, material.trials)
-    if last is not None and last.improved > _tolerance(material, last.after):
-        told.append(
-            f"Training had not settled: from step {last.fidelity} to {last.final} the median {material.metric} of "
-            f"{count(last.trials, 'completed search trial')} still went from {show(last.before)} to "
-            f"{show(last.after)}. The answer holds for {last.final} steps; larger ranks learn faster, so after longer "
-            "training a smaller one may do."
+    name, steps = study.name, []
+    if study.state in ("RUNNING", "INTERRUPTED"):
+        steps.append(Step("Go on with the study, where it is not running:", "ranksearch search SPEC.yaml --resume"))
+    if study.recommended is not None:
+        steps.append(
+            Step(
+                "Take the configuration to your trainer:",
+                f"ranksearch export {name} --to transformers --out {name}-out",
+            )
         )
-    return told
-
-
-def _tolerance(material: Material, value: float) -> float:
-    if material.study.decision is not None:
-        return float(material.study.decision["tolerance"])
-    asked = material.study.spec["objective"]["tolerance"]
-    return float(asked["relative"]) * abs(value) if isinstance(asked, Mapping) else float(asked)
+        if any(trial.adapter for trial in material.trials):
+            steps.append(Step("Or the trained adapter:", f"ranksearch export {name} --to peft --out {name}-adapter"))
+    steps += [Step(finding.next_step, finding=finding.name, title=finding.title) for finding in material.findings]
+    return steps

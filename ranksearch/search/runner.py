@@ -21,7 +21,7 @@ from ranksearch.errors import RankSearchError
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.sampling import Sampler
 from ranksearch.search.conclude import recommend_config, recommended_json, trial_to_test
-from ranksearch.search.setup import StudySetup
+from ranksearch.search.setup import StudySetup, close_sessions
 from ranksearch.search.worker import WorkerSetup
 from ranksearch.spec import ResourcesSpec
 from ranksearch.store import StudyFolder
@@ -86,8 +86,10 @@ def run_study(
             listener.publish_study(record)
         return record
 
-    study = put(study)
+    if not (folder.path / "data" / "prepared.json").is_file():
+        setup.prepared.save(folder.path / "data")
     old = folder.trials()
+    study = put(study.model_copy(update={"sessions": close_sessions(study, old)}))
     with join(address) as cluster:
         cluster.refuse_lack(spec)
         cluster.check_reach(folder.path, notify)
@@ -100,7 +102,7 @@ def run_study(
             seed=spec.seed,
             parallel=cluster.workers(spec.resources),
         )
-        used = sum(s.get("seconds", 0.0) for s in study.sessions)
+        used = sum(s["seconds"] for s in study.sessions)
         hours = spec.budget.max_hours
         coordinator = Coordinator(
             strategy,
@@ -152,7 +154,7 @@ def run_study(
                 "recommended": None if chosen is None else recommended_json(chosen, study),
             }
             if not interrupted and chosen is not None and not _tested(study, chosen, trials):
-                update["test"] = _test(worker, spec.resources, chosen, question, trials, study, notify)
+                update |= _test(worker, spec.resources, chosen, question, trials, study, notify)
             update["state"] = "INTERRUPTED" if interrupted else "DONE" if chosen is not None else "FAILED"
         except BaseException:
             with contextlib.suppress(RankSearchError):
@@ -283,8 +285,12 @@ def _test(
     trials: Sequence[TrialRecord],
     study: StudyRecord,
     notify: Callable[[str], None],
-) -> TestResult | None:
-    """Measures the recommended configuration on the test rows, once."""
+) -> dict[str, Any]:
+    """Measures the recommended configuration on the test rows, once, and the bare model beside it.
+
+    Returns:
+        What is new in the study's record.
+    """
     import ray
 
     from ranksearch.search.trainable import evaluate_on_test
@@ -292,9 +298,10 @@ def _test(
     best = trial_to_test(chosen.config, question, trials)
     if best is None or best.adapter is None:
         notify("No trained adapter of the recommended configuration was kept, so the test rows stay untouched.")
-        return None
+        return {}
     cpus, gpus = resources.needs(best.config.r, best.config.method)
     remote = ray.remote(num_cpus=cpus, num_gpus=gpus, label_selector=resources.labels)(evaluate_on_test)
-    measured = ray.get(remote.remote(worker, best.adapter, best.config.plain()))
+    measured = ray.get(remote.remote(worker, best.adapter, best.config.plain(), not study.zero_shot))
     looks = 1 if study.test is None else study.test.looks + 1
-    return TestResult(trial=best.number, n=measured["n"], metrics=measured["metrics"], looks=looks)
+    test = TestResult(trial=best.number, n=measured["n"], metrics=measured["metrics"], looks=looks)
+    return {"test": test, "zero_shot": study.zero_shot or measured["zero_shot"]}

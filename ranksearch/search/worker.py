@@ -13,7 +13,7 @@ import ranksearch
 from ranksearch.assets import fetch
 from ranksearch.data import Prepared
 from ranksearch.errors import DataError, Fault, shown
-from ranksearch.spec import ModelSpec
+from ranksearch.spec import WRITTEN_METRICS, ModelSpec
 
 if TYPE_CHECKING:
     from ranksearch.records import StudyRecord
@@ -74,6 +74,8 @@ class WorkerSetup:
     threads: int
     top_rank: int
     """The largest rank of the space: smaller adapters start as its first rows."""
+    always_write: bool = False
+    """Whether every evaluation lets the model write text, as the objective is measured on it."""
 
     def locate(self) -> str:
         """Where the model is on this node; see `locate_model` for what it raises."""
@@ -94,4 +96,5 @@ class WorkerSetup:
             on_gpu=spec.resources.gpus_per_trial > 0,
             threads=max(1, int(spec.resources.cpus_per_trial)),
             top_rank=max(spec.parameters.ranks()),
+            always_write=spec.objective.metric in WRITTEN_METRICS,
         )
