@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ranksearch.cli.common import RankOrAuto, json_option, say, stdout_for_json, told
+from ranksearch.cli.jobs import address_option, list_jobs, status_of_job
 from ranksearch.errors import ExportError, Fault, SpecError, StoreError
 
 if TYPE_CHECKING:
@@ -20,10 +21,14 @@ if TYPE_CHECKING:
 __all__ = ["export", "list_studies", "report", "status"]
 
 
-@click.command("list", short_help="The studies of this home.")
+@click.command("list", short_help="The studies of this home, or of a cluster.")
+@address_option(required=False)
 @json_option
-def list_studies(as_json: bool) -> None:
-    """List the studies under RANKSEARCH_HOME."""
+def list_studies(address: str | None, as_json: bool) -> None:
+    """List the studies under RANKSEARCH_HOME, or those submitted to the cluster at --address."""
+    if address is not None:
+        list_jobs(address, as_json)
+        return
     from ranksearch.store import Store, default_home
 
     store = Store(default_home())
@@ -48,9 +53,13 @@ def list_studies(as_json: bool) -> None:
 
 @click.command(short_help="Where a study stands.")
 @click.argument("study")
+@address_option(required=False)
 @json_option
-def status(study: str, as_json: bool) -> None:
-    """Say where STUDY stands: its trials by state, its decision if it has one."""
+def status(study: str, address: str | None, as_json: bool) -> None:
+    """Say where STUDY stands: its trials by state, its decision if it has one; at --address, its job and last words."""
+    if address is not None:
+        status_of_job(study, address, as_json)
+        return
     from ranksearch.store import Store, default_home
 
     folder = Store(default_home()).open(study)
