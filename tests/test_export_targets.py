@@ -268,6 +268,28 @@ def test_every_field_that_can_t_be_said_is_named_at_once_and_listed_when_that_is
     assert len(opening) == 1 and all(f"{name}=" in opening[0] for name in names)
 
 
+@pytest.mark.parametrize("target", [*LLM_TOOLS, "transformers", "python", "spec"])
+@pytest.mark.parametrize("task", ["classification", "generation"])
+def test_each_target_writes_what_is_left_when_nearly_nothing_can_be_said(
+    tmp_path: Path, target: str, task: str
+) -> None:
+    source = source_of(
+        tmp_path, task=task, model="asset:minilm-l6", method="vera", vera_dropout=0.1, lora_alpha=4.5, batch_size=10,
+        gradient_accumulation=4, target_modules="attention", precision="int8", lr_scheduler_type="polynomial",
+        max_grad_norm=0.3, alpha_pattern={"q_proj": 2.5}, head_lr_ratio=3.0, **RATES,
+    )  # fmt: skip
+    done = export(source, target, tmp_path / "out", allow_loss=True)
+    assert "method" in done.lost
+    for file in done.files:
+        text = file.read_text()
+        if file.suffix == ".py":
+            compile(text, str(file), "exec")
+        if file.suffix == ".yaml":
+            assert yaml.safe_load(text)
+        if file.suffix in (".py", ".yaml"):
+            assert "# NOT IN HERE" in text and 'method="vera"' in text
+
+
 def test_torchtune_gets_the_same_scaling_without_rslora_and_says_so(tmp_path: Path) -> None:
     source = source_of(tmp_path, use_rslora=True, r=16, lora_alpha=8)
     done = export(source, "torchtune", tmp_path / "out")

@@ -15,6 +15,7 @@ import click
 from ranksearch import __version__
 from ranksearch.cli.assets import assets
 from ranksearch.cli.common import open_streams, say
+from ranksearch.cli.compose import compose
 from ranksearch.cli.jobs import logs, stop, submit
 from ranksearch.cli.knowledge import evidence, learn, recommend
 from ranksearch.cli.replay import replay
@@ -53,6 +54,7 @@ for _command in (
     learn,
     recommend,
     replay,
+    compose,
     assets,
     ui,
     sync,

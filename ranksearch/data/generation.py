@@ -268,11 +268,13 @@ def _bytes_of_marked(
 ) -> npt.NDArray[np.int64]:
     """UTF-8 bytes of the characters under the marked tokens, up to each token; shape (tokens,).
 
-    A character of several tokens counts once, with the first of them.
+    A character of several tokens counts once, with the first of them; blanks that a tokenizer leaves out between two
+    of the tokens count too.
     """
     upto = np.concatenate([[0], np.cumsum([len(c.encode()) for c in text])])
     before = np.maximum.accumulate(np.append(0, end[:-1])) if len(end) else end
-    return np.cumsum(np.where(marked, upto[np.maximum(end, before)] - upto[np.maximum(begin, before)], 0))
+    start = np.where(np.append(False, marked[:-1]), before, np.maximum(begin, before))
+    return np.cumsum(np.where(marked, upto[np.maximum(end, before)] - upto[start], 0))
 
 
 def _special(tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ranksearch.config import whole
 from ranksearch.export.fields import names_of
 from ranksearch.export.source import Source
 from ranksearch.export.training_data import TrainingFile, training_files
@@ -19,6 +20,7 @@ from ranksearch.export.training_data import TrainingFile, training_files
 __all__ = [
     "PEFT_METHODS",
     "PRECISIONS",
+    "alpha_of",
     "as_yaml",
     "comment",
     "data_of",
@@ -110,6 +112,11 @@ def value_faults(
     if values.get("lr_scheduler_type", "linear") not in _SCHEDULES:
         out["lr_scheduler_type"] = "one of " + ", ".join(_SCHEDULES)
     return out
+
+
+def alpha_of(values: Mapping[str, Any]) -> int | float | None:
+    """The alpha, as 32 rather than 32.0; None where it is not known."""
+    return whole(values["lora_alpha"]) if "lora_alpha" in values else None
 
 
 def micro_batch(values: Mapping[str, Any]) -> tuple[int | None, int | None]:

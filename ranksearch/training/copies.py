@@ -50,17 +50,13 @@ def copy_all_weights(model: PreTrainedModel) -> list[tuple[str, nn.Parameter]]:
         Name and parameter of each.
     """
     heads = {id(p) for m in model.modules() if isinstance(m, ModulesToSaveWrapper) for p in m.parameters()}
-    copies: dict[int, nn.Parameter] = {}
+    originals = [p for p in model.parameters() if id(p) not in heads]
+    copies = {id(p): nn.Parameter(p.detach().to(torch.float32, copy=True)) for p in originals}
     for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is None or id(parameter) in heads:
-                continue
-            if id(parameter) not in copies:
-                copy = nn.Parameter(parameter.detach().to(torch.float32, copy=True))
-                copies[id(parameter)] = copy
-                copies[id(copy)] = copy
-            module._parameters[name] = copies[id(parameter)]
-    own = {id(p) for p in copies.values()}
+            if parameter is not None and id(parameter) in copies:
+                module._parameters[name] = copies[id(parameter)]
+    own = {id(copy) for copy in copies.values()}
     return [(name, p) for name, p in model.named_parameters() if id(p) in own]
 
 

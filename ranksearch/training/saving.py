@@ -6,7 +6,11 @@ PEFT's is `adapter_config.json` and `adapter_model.safetensors`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,7 +29,7 @@ from ranksearch.training.own_format import ABOUT, read_own, restore
 from ranksearch.training.quiet import quiet_wrapping
 from ranksearch.training.workbench import Workbench
 
-__all__ = ["evaluate_saved", "load_saved", "write_adapter"]
+__all__ = ["evaluate_saved", "load_saved", "load_trained", "new_folder", "write_adapter"]
 
 
 def write_adapter(
@@ -62,6 +66,31 @@ def write_adapter(
         raise StoreError(message) from error
 
 
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when the block ends well: as a whole or not at all.
+
+    Args:
+        out: The name; nothing but an empty folder may stand there.
+
+    Raises:
+        StoreError: When it can't be written.
+    """
+    staging: Path | None = None
+    out = Path(os.path.abspath(out))  # "." and ".." have no name to give
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{out.name[:100]}.", dir=out.parent))
+        yield staging
+        os.chmod(staging, 0o755)
+        os.rename(staging, out)
+    except OSError as error:
+        raise StoreError(f"{out} can't be written: {error.strerror or error}. Give another --out.") from error
+    finally:
+        if staging is not None:
+            shutil.rmtree(staging, ignore_errors=True)
+
+
 def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, float]:
     """Loads a saved adapter, as PEFT does where the format is PEFT's, and measures it, what it writes included.
 
@@ -78,10 +107,25 @@ def evaluate_saved(workbench: Workbench, folder: Path, part: str) -> dict[str, f
         OutOfMemory: When a batch doesn't fit.
     """
     with memory_guard("evaluating a saved adapter"):
-        own = (folder / ABOUT).is_file()
-        base = _own(workbench, folder) if own else load_saved(workbench, folder).get_base_model()
-        metrics = evaluate(base, workbench.task, workbench.parts[part], workbench.device, write=True)
+        model = load_trained(workbench, folder)
+        metrics = evaluate(model, workbench.task, workbench.parts[part], workbench.device, write=True)
     return {f"{part}/{name}": value for name, value in metrics.items()}
+
+
+def load_trained(workbench: Workbench, folder: Path) -> PreTrainedModel:
+    """The base model with a saved adapter of either format, ready to be called.
+
+    Args:
+        workbench: The base model; stays as it is.
+        folder: What `AdapterRun.save` wrote.
+
+    Raises:
+        StoreError: When there is no adapter, it is torn, or it is for another model.
+    """
+    if (folder / ABOUT).is_file():
+        return _own(workbench, folder)
+    base: PreTrainedModel = load_saved(workbench, folder).get_base_model()
+    return base
 
 
 def load_saved(workbench: Workbench, folder: Path) -> PeftModel:

@@ -19,7 +19,7 @@ from ranksearch.methods import METHODS
 from ranksearch.records import TruncationPoint
 from ranksearch.training.adapter_run import AdapterRun
 
-__all__ = ["Factors", "factors", "pattern_ranks", "truncation_curve"]
+__all__ = ["Factors", "decompose", "factors", "pattern_ranks", "truncation_curve"]
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,21 @@ def factors(layer: LoraLayer, adapter: str = "default") -> Factors:
         rule = "truncation needs adapters whose change is scaling * B A"
         remedy = "Truncate a plain LoRA adapter, or train the smaller rank directly."
         raise SpecError(Fault(rule, type(layer.lora_variant[adapter]).__name__, "space.method", remedy))
-    a = layer.lora_A[adapter].weight.double()
-    b = layer.lora_B[adapter].weight.double()
-    left, upper = torch.linalg.qr(b)
-    right, lower = torch.linalg.qr(a.t())
-    u, s, v = torch.linalg.svd(layer.scaling[adapter] * upper @ lower.t())
+    return decompose(layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
+
+
+@torch.no_grad()
+def decompose(a: torch.Tensor, b: torch.Tensor, scaling: float) -> Factors:
+    """The SVD of scaling * B A, in double precision.
+
+    Args:
+        a: A, (r, in).
+        b: B, (out, r).
+        scaling: The factor on B A.
+    """
+    left, upper = torch.linalg.qr(b.double())
+    right, lower = torch.linalg.qr(a.double().t())
+    u, s, v = torch.linalg.svd(scaling * upper @ lower.t(), full_matrices=False)
     return Factors(left @ u, s, v @ right.t())
 
 

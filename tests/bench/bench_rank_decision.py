@@ -40,7 +40,7 @@ def truth(grid: Grid) -> None:
         rate = grid.best(point.r)[1]
         bound = "" if point.upper_bound is None else f"{point.upper_bound:.4f}"
         print(f"| {point.r} | {rate:g} | {point.mean:.4f} | {point.loss:.4f} | {bound} |")
-    print(f"\n{decision.why} Residual SD {decision.residual_sd:.4f}.")
+    print(f"\n{decision.why}" + (f" Residual SD {decision.residual_sd:.4f}." if decision.residual_sd else ""))
     rates = sorted({rate for _, rate in grid.nll})
     print("\n| mean NLL | " + " | ".join(f"{rate:g}" for rate in rates) + " |")
     print("| --- " * (len(rates) + 1) + "|")

@@ -44,10 +44,13 @@ class Grid:
     def by_rank(self) -> dict[int, dict[int, float]]:
         """Rank -> seed -> NLL at the learning rate that the other seeds choose for the rank.
 
-        The seed that is counted had no say in its rate, as in a study.
+        The seed that is counted had no say in its rate, as in a study; where it is the only one, it had.
         """
         ranks = sorted({r for r, _ in self.nll})
-        return {r: {s: self.nll[self.best(r, [t for t in self.seeds if t != s])][s] for s in self.seeds} for r in ranks}
+        return {
+            r: {s: self.nll[self.best(r, [t for t in self.seeds if t != s] or [s])][s] for s in self.seeds}
+            for r in ranks
+        }
 
     def decision(self) -> Decision:
         """What all seeds of the grid decide in one look."""

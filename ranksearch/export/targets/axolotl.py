@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ranksearch.config import whole
 from ranksearch.export.fields import names_of
 from ranksearch.export.shared import (
     PEFT_METHODS,
+    alpha_of,
     as_yaml,
     data_of,
     filled,
@@ -57,7 +57,7 @@ def build(source: Source) -> dict[str, bytes]:
         {
             "model": source.base_model(),
             "r": values.get("r"),
-            "lora_alpha": whole(values["lora_alpha"]) if "lora_alpha" in values else None,
+            "lora_alpha": alpha_of(values),
             "lora_dropout": values.get("lora_dropout"),
             "target_modules": None if targets is None or targets == "all-linear" else list(targets),
             "use_rslora": values.get("use_rslora"),

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ranksearch.config import whole
 from ranksearch.export.fields import names_of
 from ranksearch.export.shared import (
     PEFT_METHODS,
+    alpha_of,
     as_yaml,
     data_of,
     filled,
@@ -50,7 +50,7 @@ def build(source: Source) -> dict[str, bytes]:
         {
             "model": source.base_model(),
             "r": values.get("r"),
-            "lora_alpha": whole(values["lora_alpha"]) if "lora_alpha" in values else None,
+            "lora_alpha": alpha_of(values),
             "lora_dropout": values.get("lora_dropout"),
             "target_modules": _targets(targets),
             "use_rslora": values.get("use_rslora"),
@@ -83,6 +83,10 @@ def build(source: Source) -> dict[str, bytes]:
         if all(f.messages is None for f in files):
             # Prompt and completion are joined as they stand, not dressed up as a chat.
             written["template"] = "empty"
+            told.append(
+                "The template `empty` trains no end-of-text token, where the study did: "
+                "write it at the end of each completion."
+            )
         info = {f.name: _dataset(f) for f in files}
         out["dataset_info.json"] = (json.dumps(info, indent=2, ensure_ascii=False) + "\n").encode()
     notes = [

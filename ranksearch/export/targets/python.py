@@ -145,8 +145,9 @@ def _lora(source: Source) -> dict[str, Any]:
     """Arguments of LoraConfig."""
     values = source.values
     out = {f.lora: values[n] for n, f in FIELDS.items() if f.lora is not None and n in values}
-    out["lora_alpha"] = whole(out["lora_alpha"])
-    if not isinstance(out["target_modules"], str):
+    if "lora_alpha" in out:
+        out["lora_alpha"] = whole(out["lora_alpha"])
+    if not isinstance(out.get("target_modules", ""), str):
         out["target_modules"] = list(out["target_modules"])
     out |= PEFT_METHODS[values.get("method", "lora")]
     out["task_type"] = "CAUSAL_LM" if values.get("task") == "generation" else "SEQ_CLS"

@@ -126,6 +126,8 @@ def build(source: Source) -> dict[str, bytes]:
     if files:
         datasets = [_dataset(f) for f in files]
         written["dataset"] = datasets[0] if len(datasets) == 1 else datasets
+        if any(f.messages is None for f in files):
+            told.append("Its tokenizers dress prompt and completion up as a chat; the study joined them as they stand.")
     written |= {
         "output_dir": "outputs", "resume_from_checkpoint": False, "save_adapter_weights_only": True, "shuffle": True,
         "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"}, "epochs": epochs,

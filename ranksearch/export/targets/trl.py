@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ranksearch.config import whole
 from ranksearch.export.fields import names_of
 from ranksearch.export.shared import (
     PEFT_METHODS,
+    alpha_of,
     as_yaml,
     comment,
     data_of,
@@ -53,11 +53,7 @@ def build(source: Source) -> dict[str, bytes]:
         {
             "model": source.base_model(),
             "r": values.get("r"),
-            "lora_alpha": None
-            if "lora_alpha" in in_code
-            else whole(values["lora_alpha"])
-            if "lora_alpha" in values
-            else None,
+            "lora_alpha": None if "lora_alpha" in in_code else alpha_of(values),
             "lora_dropout": values.get("lora_dropout", 0.0),
             "target_modules": _targets(values),
             "use_rslora": values.get("use_rslora"),

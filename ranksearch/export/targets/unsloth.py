@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ranksearch.config import whole
 from ranksearch.export.fields import names_of
 from ranksearch.export.shared import (
     PEFT_METHODS,
+    alpha_of,
     as_yaml,
     comment,
     data_of,
@@ -63,11 +63,7 @@ def build(source: Source) -> dict[str, bytes]:
             "seed": values.get("seed") if run is None else run.seed,
             "gradient_checkpointing": None if checkpointing is None else "true" if checkpointing else "none",
             "r": values.get("r"),
-            "lora_alpha": None
-            if "lora_alpha" in in_code
-            else whole(values["lora_alpha"])
-            if "lora_alpha" in values
-            else None,
+            "lora_alpha": None if "lora_alpha" in in_code else alpha_of(values),
             "lora_dropout": values.get("lora_dropout"),
             "target_modules": targets if targets is None or isinstance(targets, str) else ",".join(targets),
             "use_rslora": values.get("use_rslora"),
@@ -77,19 +73,21 @@ def build(source: Source) -> dict[str, bytes]:
     written["training"] = written.get("training", {}) | training | {"output_dir": "outputs"}
     if values.get("method") == "dora":
         written["lora"]["use_dora"] = True
+    command: list[str] = []
     if files:
         hub = [f for f in files if f.kind == "hub"]
         written["data"] = {"dataset": hub[0].path} if hub else {"local_dataset": [f.path for f in files]}
         written["data"]["format_type"] = "auto"
+        if any(f.messages is None for f in files):
+            command.append("The command may make a chat of prompt and completion; train.py joins them as they stand.")
         if hub and len(files) > 1:
-            told.append(
-                f"Its command takes one data set of the hub: {', '.join(f.path for f in files[1:])} are not in."
-            )
+            command.append("The command takes one data set of the hub; train.py reads all.")
     notes = [
         f"Run `python train.py`: the command alone would leave out {', '.join(in_code)}."
         if in_code
         else "Run `unsloth train --config config.yaml`, or `python train.py`.",
         "The command trains with 8-bit AdamW; train.py, as the study did, with AdamW.",
+        *command,
         *told,
         *unknown(source, "model", "max_steps", "precision"),
     ]

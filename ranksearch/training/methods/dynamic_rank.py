@@ -30,15 +30,17 @@ _FAVOUR = 2.0
 
 
 class Gate:
-    """Chooses for each row of a batch how many of the nested ranks act.
+    """Chooses for each row of a batch, or for each token, how many of the nested ranks act.
 
     Args:
-        controller: Mean word embedding (rows, dim) -> logits (rows, levels).
+        controller: Word embedding (..., dim) -> logits (..., levels).
         ranks: The rank of each level, ascending; the last is r.
+        by_token: Whether each token chooses by its own embedding, instead of each row by the mean of its tokens'.
     """
 
-    def __init__(self, controller: nn.Linear, ranks: tuple[int, ...]) -> None:
+    def __init__(self, controller: nn.Linear, ranks: tuple[int, ...], *, by_token: bool = False) -> None:
         self.controller = controller
+        self._by_token = by_token
         device = controller.weight.device
         places = torch.arange(ranks[-1], device=device)
         self._reach = (places < torch.tensor(ranks, device=device)[:, None]).float()
@@ -47,9 +49,9 @@ class Gate:
         self.attention: torch.Tensor | None = None
         """The batch's attention mask, (rows, seq); none where nothing is padded."""
         self.mask: torch.Tensor | None = None
-        """The batch's choice, (rows, r)."""
+        """The batch's choice, (rows, 1, r) or (rows, seq, r)."""
         self.seen: list[torch.Tensor] = []
-        """Mean word embeddings of the training batches since the last penalty."""
+        """What the training batches since the last penalty chose by; each (choices, dim)."""
 
     def look(self, embedded: torch.Tensor) -> None:
         """Chooses for a batch.
@@ -58,21 +60,23 @@ class Gate:
             embedded: Its word embeddings, (rows, seq, dim).
         """
         embedded = embedded.detach().float()
-        real = torch.ones_like(embedded[..., 0]) if self.attention is None else self.attention.float()
-        means = (embedded * real[..., None]).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
-        soft = self.controller(means).softmax(-1)
+        if not self._by_token:
+            real = torch.ones_like(embedded[..., 0]) if self.attention is None else self.attention.float()
+            sums = (embedded * real[..., None]).sum(1, keepdim=True)
+            embedded = sums / real.sum(1)[:, None, None].clamp(min=1)
+        soft = self.controller(embedded).softmax(-1)
         chosen = F.one_hot(soft.argmax(-1), soft.shape[-1]).float()
         if self.controller.training:
-            self.seen.append(means)
+            self.seen.append(embedded.flatten(0, 1))
             # The value is the choice, the gradient that of the softmax.
             chosen = chosen + soft - soft.detach()
         self.mask = chosen @ self._reach
 
     def cost(self) -> torch.Tensor:
-        """The expected share of the full rank, as a mean over the rows of the training batches since the last call."""
-        means = torch.cat(self.seen)
+        """The expected share of the full rank, as a mean over the choices in the batches since the last call."""
+        seen = torch.cat(self.seen)
         self.seen.clear()
-        expected: torch.Tensor = (self.controller(means).softmax(-1) @ self.shares).mean()
+        expected: torch.Tensor = (self.controller(seen).softmax(-1) @ self.shares).mean()
         return expected
 
 
@@ -90,7 +94,7 @@ class GatedLinear(FusedLinear):
                 Fault(rule, f"shape {tuple(x.shape)}", "space.method", "Leave such layers out, or take lora.")
             )
         (name,) = self.active_adapters
-        hidden = F.linear(self.lora_dropout[name](x), self.lora_A[name].weight.to(x.dtype)) * mask[:, None].to(x.dtype)
+        hidden = F.linear(self.lora_dropout[name](x), self.lora_A[name].weight.to(x.dtype)) * mask.to(x.dtype)
         change = F.linear(hidden, (self.lora_B[name].weight * self.scaling[name]).to(x.dtype))
         output: torch.Tensor = self.base_layer(x) + change
         return output
@@ -99,9 +103,10 @@ class GatedLinear(FusedLinear):
 class DynamicRank(Lora):
     """One gate for the whole model: a linear controller on the mean word embedding of the row.
 
-    It chooses among the powers of two below r, and r. With B = 0 nothing is changed at the start. `rank_cost` times
-    the expected share of the rank is added to the loss. All ranks are computed and then masked, so a smaller choice
-    saves no time here.
+    In generation a row's mean would tell what comes later, so there each token chooses by its own embedding. The choice
+    is among the powers of two below r, and r. With B = 0 nothing is changed at the start. `rank_cost` times the
+    expected share of the rank is added to the loss. All ranks are computed and then masked, so a smaller choice saves
+    no time here.
     """
 
     name = "dynamic-rank"
@@ -121,7 +126,7 @@ class DynamicRank(Lora):
             controller.weight.zero_()
             controller.bias.zero_()[-1] = _FAVOUR
         self.model.add_module(_CONTROLLER, controller)
-        self._gate = Gate(controller, ranks)
+        self._gate = Gate(controller, ranks, by_token=self.attachment.task_type == "CAUSAL_LM")
         for layer in self.model.modules():
             if isinstance(layer, LoraLayer):
                 layer.gate = self._gate

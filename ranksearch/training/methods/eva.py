@@ -16,11 +16,11 @@ from ranksearch.training.quiet import quiet_wrapping
 
 __all__ = ["METHOD", "Eva"]
 
-_TOKENS = 512
+_TOKENS = 256
 """Least tokens of a batch that directions are taken from."""
 _BATCHES = 16
-"""Different batches; they come again until the directions settle."""
-_MOST = 64
+"""Different batches."""
+_MOST = 16
 """Batches after which directions count as settled: close singular values turn about each other for ever."""
 
 
