@@ -94,7 +94,7 @@ class Cluster:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-        if self.address is None or len(nodes) < 2:
+        if self.address is None or not nodes:
             return
         probe = f".probe-{uuid.uuid4().hex}"
         (folder / probe).write_text(probe)

@@ -238,6 +238,17 @@ def clock_jumps(study: Running) -> None:
     clock.write_text("-1d\n")
 
 
+def several(study: Running) -> None:
+    """One after another: a second driver, a worker killed, MLflow killed, PostgreSQL restarted, the driver killed"""
+    second_driver(study)
+    worker_killed(study)
+    study.services.kill("mlflow")
+    postgres_restarted(study)
+    study.services.start("mlflow")
+    driver_killed(study)
+    study.services.wait("mlflow")
+
+
 def _worker_of(study: Running) -> psutil.Process:
     """The process of a trial that runs and has reported."""
 
@@ -328,7 +339,7 @@ FAULTS: dict[str, Callable[[Running], None]] = {
     f.__name__.replace("_", "-"): f
     for f in (
         worker_killed, raylet_killed, driver_killed, keeper_killed, mlflow_killed, postgres_restarted, disk_full,
-        stopped, terminated, second_driver, torn_record, clock_jumps,
+        stopped, terminated, second_driver, torn_record, clock_jumps, several,
     )
 }  # fmt: skip
 """Name -> what is done once the study is under way."""
