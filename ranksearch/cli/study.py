@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ranksearch.cli.common import json_option, say, stdout_for_json, told
+from ranksearch.cli.handover import hand_over
 from ranksearch.errors import Fault, InputError, RankSearchError, SpecError
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ def _search(spec: Path, overrides: tuple[str, ...], address: str | None, resume:
             )
             folder.write_study(record)
             write_report(record, trials, folder.path / "report")
-            tracker.attach(folder.path / "report", "report")
+            for path, place in hand_over(record, folder, store, progress.message):
+                tracker.attach(path, place)
             tracker.publish_study(record)
         finally:
             tracker.close()
