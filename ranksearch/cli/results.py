@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ranksearch.cli.common import json_option, say, stdout_for_json, told
+from ranksearch.cli.common import json_option, say, stdout_for_json, study_names, told
 from ranksearch.errors import Fault, SpecError, StoreError
 
 __all__ = ["export", "list_studies", "report", "status"]
@@ -16,7 +16,11 @@ __all__ = ["export", "list_studies", "report", "status"]
 @click.command("list", short_help="The studies of this home.")
 @json_option
 def list_studies(as_json: bool) -> None:
-    """List the studies under RANKSEARCH_HOME."""
+    """List the studies under RANKSEARCH_HOME.
+
+    \b
+    Example: ranksearch list
+    """
     from ranksearch.store import Store, default_home
 
     store = Store(default_home())
@@ -40,10 +44,14 @@ def list_studies(as_json: bool) -> None:
 
 
 @click.command(short_help="Where a study stands.")
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @json_option
 def status(study: str, as_json: bool) -> None:
-    """Say where STUDY stands: its trials by state, its decision if it has one."""
+    """Say where STUDY stands: its trials by state, its decision if it has one.
+
+    \b
+    Example: ranksearch status quickstart
+    """
     from ranksearch.store import Store, default_home
 
     folder = Store(default_home()).open(study)
@@ -60,7 +68,7 @@ def status(study: str, as_json: bool) -> None:
 
 
 @click.command(short_help="A study's report: HTML, PNG, CSV; or several compared.")
-@click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
+@click.argument("studies", metavar="STUDY...", nargs=-1, required=True, shell_complete=study_names)
 @click.option("--compare", is_flag=True, help="Set two or more studies side by side in one page.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default is in the home.")
 def report(studies: tuple[str, ...], compare: bool, out: Path | None) -> None:
@@ -98,7 +106,7 @@ def _refuse_number(studies: tuple[str, ...], compare: bool) -> None:
 
 
 @click.command(short_help="The recommended configuration for the tool that you use.")
-@click.argument("source")
+@click.argument("source", shell_complete=study_names)
 @click.option("--to", "target", required=True, help="peft, transformers, ...")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write; it must not hold files.")
 @click.option("--allow-loss", is_flag=True, help="Write what the target can express and list what it can't.")

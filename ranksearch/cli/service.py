@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ranksearch.cli.common import say
+from ranksearch.cli.common import say, study_names
 from ranksearch.errors import Fault, SpecError, StoreError
 
 __all__ = ["sync", "ui"]
@@ -14,7 +14,11 @@ __all__ = ["sync", "ui"]
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535))
 def ui(host: str, port: int) -> None:
-    """Start the MLflow UI on the runs of this home, until Ctrl-C."""
+    """Start the MLflow UI on the runs of this home, until Ctrl-C.
+
+    \b
+    Example: ranksearch ui --port 5001
+    """
     import os
     import sys
 
@@ -35,7 +39,7 @@ def ui(host: str, port: int) -> None:
 
 
 @click.command(short_help="Send what waits in a study's spool to MLflow.")
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.option("--tracking-uri", help="Send it there instead of where the study was to go.")
 def sync(study: str, tracking_uri: str | None) -> None:
     """Send to MLflow what it could not take while STUDY ran.

@@ -97,6 +97,7 @@ def search(
 
     \b
     Example: ranksearch search search_spaces/quickstart.yaml
+    Example: ranksearch search search_spaces/quickstart.yaml budget.trials=4 --resume
     """
     if tracking_uri is not None:
         overrides = (*overrides, f"tracking.uri={json.dumps(tracking_uri)}")
