@@ -19,13 +19,15 @@ from ranksearch.errors import ExportError, Fault, StoreError
 from ranksearch.export.fields import FIELDS
 from ranksearch.export.shared import PEFT_METHODS, PRECISIONS, comment, unknown, value_faults
 from ranksearch.export.source import Source
+from ranksearch.methods import METHODS, own_parameters
 from ranksearch.records import StudyRecord
 
 __all__ = ["ABOUT", "EXPRESSES", "TARGET", "build", "refuses"]
 
 TARGET = "python"
 ABOUT = "train.py: a script of PEFT and transformers that repeats the study's run, with its tokenised rows"
-EXPRESSES = set(FIELDS)
+# A ratio of ranks is written as the patterns that it makes.
+EXPRESSES = set(FIELDS) - set(own_parameters(METHODS)) | {"mlp_rank_ratio"}
 
 _COLUMNS = {"classification": ("text", "label"), "generation": ("prompt", "completion")}
 
