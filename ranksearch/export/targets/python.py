@@ -25,7 +25,7 @@ __all__ = ["ABOUT", "EXPRESSES", "TARGET", "build", "refuses"]
 
 TARGET = "python"
 ABOUT = "train.py: a script of PEFT and transformers that repeats the study's run, with its tokenised rows"
-EXPRESSES = set(FIELDS)
+EXPRESSES = set(FIELDS) - {"l2_lambda"}
 
 _COLUMNS = {"classification": ("text", "label"), "generation": ("prompt", "completion")}
 
