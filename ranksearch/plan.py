@@ -15,7 +15,7 @@ from ranksearch.config import TrialConfig
 from ranksearch.errors import Fault, PlanError
 from ranksearch.lora import ModelFacts, ModuleFacts
 from ranksearch.methods import METHODS
-from ranksearch.space import Fixed, IntRange, LogRange, Space, UniformRange
+from ranksearch.space import Choices, Fixed, IntRange, LogRange, Space, UniformRange
 from ranksearch.spec import Spec
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Budget",
     "Plan",
     "PlannedStage",
+    "Room",
     "fraction_of_grid",
     "make_budget",
     "largest_own",
@@ -293,28 +294,61 @@ def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, copied: int, batch
     return _PROCESS_MB + (weights + trained + activations + logits) / 2**20
 
 
-def refuse_lack(spec: Spec, cpus: float, gpus: float) -> None:
-    """Refuses trials that no node has room for.
+class Room(BaseModel):
+    """What one node holds."""
 
-    Args:
-        spec: The spec.
-        cpus: CPUs of the largest node.
-        gpus: GPUs of the node that has most of them.
+    model_config = ConfigDict(frozen=True)
+
+    cpus: float
+    gpus: float = 0.0
+    labels: dict[str, str] = {}
+
+    def takes(self, cpus: float, gpus: float, labels: Mapping[str, str]) -> int:
+        """Trials of such needs that it has room for."""
+        if any(self.labels.get(name) != value for name, value in labels.items()):
+            return 0
+        fits = int(self.cpus / cpus + 1e-9)
+        return min(fits, int(self.gpus / gpus + 1e-9)) if gpus else fits
+
+
+def refuse_lack(spec: Spec, nodes: Sequence[Room]) -> None:
+    """Refuses trials that no node has room for, unless nodes come when trials wait for them.
 
     Raises:
         PlanError: With everything that is lacking.
     """
     asked = spec.resources
+    if asked.autoscaling:
+        return
+    labelled = [n for n in nodes if Room(cpus=1, labels=n.labels).takes(1, 0, asked.labels)]
+    if not labelled:
+        got = f"{asked.labels} of {len(nodes)} nodes with {[n.labels for n in nodes]}"
+        remedy = "Start a node with them (ray start --labels), or set autoscaling: true where nodes come by themselves."
+        raise PlanError(Fault("a node must have the labels that trials ask for", got, "resources.labels", remedy))
+    most_cpus, most_gpus = max(n.cpus for n in labelled), max(n.gpus for n in labelled)
+    remedy = "Lower it, add a larger node, or set autoscaling: true where nodes come by themselves."
     faults = []
-    if asked.cpus_per_trial > cpus:
-        got, remedy = f"cpus_per_trial={asked.cpus_per_trial:g}, {cpus:g} CPUs", "Lower it, or add a larger node."
-        faults.append(Fault("a node must have a trial's CPUs", got, "resources.cpus_per_trial", remedy))
-    if asked.gpus_per_trial > gpus:
-        got = f"gpus_per_trial={asked.gpus_per_trial:g}, {gpus:g} GPUs"
-        remedy = "Set it to 0 to train on CPUs, or use a cluster with GPUs."
-        faults.append(Fault("a node must have a trial's GPUs", got, "resources.gpus_per_trial", remedy))
+    for cpus, gpus in sorted({asked.needs(r, method) for r in spec.parameters.ranks() for method in _methods(spec)}):
+        if any(node.takes(cpus, gpus, {}) for node in labelled):
+            continue
+        if cpus > most_cpus:
+            got = f"cpus_per_trial={cpus:g}, {most_cpus:g} CPUs"
+            faults.append(Fault("a node must have a trial's CPUs", got, "resources.cpus_per_trial", remedy))
+        if gpus > most_gpus:
+            got = f"gpus_per_trial={gpus:g}, {most_gpus:g} GPUs"
+            more = "Set it to 0 to train on CPUs, use a cluster with GPUs, or set autoscaling: true where they come."
+            faults.append(Fault("a node must have a trial's GPUs", got, "resources.gpus_per_trial", more))
+        if cpus <= most_cpus and gpus <= most_gpus:
+            got = f"cpus_per_trial={cpus:g} and gpus_per_trial={gpus:g}, each on another node"
+            faults.append(Fault("one node must have a trial's CPUs and GPUs", got, "resources", remedy))
     if faults:
         raise PlanError(faults)
+
+
+def _methods(spec: Spec) -> tuple[str, ...]:
+    """The methods that the space holds."""
+    domain = spec.parameters.domains["method"]
+    return tuple(map(str, domain.values())) if isinstance(domain, Fixed | Choices) else ()
 
 
 def steps_of(config: TrialConfig, budget: Budget) -> int:

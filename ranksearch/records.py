@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -45,6 +46,12 @@ Measured = Annotated[float | None, BeforeValidator(_finite)]
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A whole number that tables can hold."""
+
+
+def _within(value: str) -> str:
+    if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
+        raise ValueError("it must lie within the study's folder")
+    return value
 
 
 class _Shape(BaseModel):
@@ -198,7 +205,7 @@ class TrialRecord(_Record):
     """The modules adapted, as the shortest name endings that mean exactly them."""
     truncation: tuple[TruncationPoint, ...] = ()
     """The rank-quality curve of its trained adapter, for a reference run."""
-    adapter: str | None = None
+    adapter: Annotated[str, AfterValidator(_within)] | None = None
     """Folder of the trained adapter in PEFT's format, relative to the study's folder."""
     worker: str | None = None
     """Host and process that ran it last."""

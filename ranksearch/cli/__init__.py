@@ -16,10 +16,11 @@ from ranksearch import __version__
 from ranksearch.cli.assets import assets
 from ranksearch.cli.common import open_streams, say
 from ranksearch.cli.compose import compose
+from ranksearch.cli.jobs import logs, stop, submit
 from ranksearch.cli.knowledge import evidence, learn, recommend
 from ranksearch.cli.replay import replay
 from ranksearch.cli.results import export, list_studies, report, status
-from ranksearch.cli.service import sync, ui
+from ranksearch.cli.service import doctor, sync, ui
 from ranksearch.cli.study import check, plan, search
 from ranksearch.errors import InputError, RankSearchError, without_login
 
@@ -35,6 +36,7 @@ def cli() -> None:
     A first study:   ranksearch search search_spaces/quickstart.yaml
     Its report:      ranksearch report quickstart
     Its adapter:     ranksearch export quickstart --to peft --out my-adapter
+    Completion:      eval "$(_RANKSEARCH_COMPLETE=bash_source ranksearch)"   (or zsh_source, fish_source)
     """
 
 
@@ -42,6 +44,9 @@ for _command in (
     check,
     plan,
     search,
+    submit,
+    logs,
+    stop,
     list_studies,
     status,
     report,
@@ -54,6 +59,7 @@ for _command in (
     assets,
     ui,
     sync,
+    doctor,
 ):
     cli.add_command(_command)
 
@@ -65,7 +71,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     open_streams()
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="ranksearch", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except RankSearchError as error:
         say(_told(error))

@@ -1,20 +1,25 @@
-"""`ui` and `sync`: the MLflow side."""
+"""`ui`, `sync` and `doctor`: the MLflow side, and what may be wrong around it."""
 
 from __future__ import annotations
 
 import click
 
-from ranksearch.cli.common import say
-from ranksearch.errors import Fault, SpecError, StoreError
+from ranksearch.cli.common import json_option, say, stdout_for_json, study_names, told
+from ranksearch.cli.jobs import address_option
+from ranksearch.errors import Fault, RankSearchError, SpecError, StoreError
 
-__all__ = ["sync", "ui"]
+__all__ = ["doctor", "sync", "ui"]
 
 
 @click.command(short_help="The MLflow UI on this store.")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535))
 def ui(host: str, port: int) -> None:
-    """Start the MLflow UI on the runs of this home, until Ctrl-C."""
+    """Start the MLflow UI on the runs of this home, until Ctrl-C.
+
+    \b
+    Example: ranksearch ui --port 5001
+    """
     import os
     import sys
 
@@ -35,7 +40,7 @@ def ui(host: str, port: int) -> None:
 
 
 @click.command(short_help="Send what waits in a study's spool to MLflow.")
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.option("--tracking-uri", help="Send it there instead of where the study was to go.")
 def sync(study: str, tracking_uri: str | None) -> None:
     """Send to MLflow what it could not take while STUDY ran.
@@ -66,3 +71,28 @@ def sync(study: str, tracking_uri: str | None) -> None:
             say,
         )
     say(f"All of {study} is in MLflow at {sent['tracking_uri']}, run {sent['parent_run_id']}.")
+
+
+@click.command(short_help="What is installed, reachable, misconfigured.")
+@address_option(required=False)
+@click.option("--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="MLflow server; by default the store of this home.")
+@json_option
+def doctor(address: str | None, tracking_uri: str | None, as_json: bool) -> None:
+    """Look at versions, processors, GPUs, storage, secrets, MLflow and, at --address, a cluster; say what to do.
+
+    \b
+    Example: ranksearch doctor --address http://127.0.0.1:8265
+    """
+    from ranksearch.cluster.doctor import examine
+    from ranksearch.store import default_home
+
+    found = []
+    with stdout_for_json(as_json) as emit:
+        for finding in examine(default_home(), tracking_uri, address):
+            found.append(finding)
+            if not as_json:
+                told(f"{finding.verdict:<5} {finding.about}: {finding.told} {finding.remedy}".rstrip())
+        emit({"ok": all(f.verdict != "bad" for f in found), "findings": [vars(f) for f in found]})
+    bad = sum(f.verdict == "bad" for f in found)
+    if bad:
+        raise RankSearchError(f"{bad} of {len(found)} looks found something that has to be mended.")

@@ -13,7 +13,7 @@ from typing import Any
 
 from ranksearch.data import Prepared, check_data, load_tokenizer
 from ranksearch.errors import Fault, InputError, RankSearchError
-from ranksearch.examine import Examination, examine_spec
+from ranksearch.examine import Examination, examine_spec, own_code_faults
 from ranksearch.lora import ModelFacts, ModuleFacts
 from ranksearch.methods import METHODS
 from ranksearch.plan import largest_own, make_plan
@@ -118,25 +118,36 @@ def checked_json(
     }
 
 
-def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
+def check_study(path: Path, overrides: Sequence[str] = (), *, trust_remote_code: bool = False) -> Checked:
     """Finds every fault of a study.
+
+    Args:
+        path: The spec.
+        overrides: `key.path=value` pairs.
+        trust_remote_code: Whether the command line allows a model's own code, where the spec asks for it.
 
     Raises:
         SpecError: When the spec can't be read as YAML at all.
         StoreError: When the asset cache can't be written.
     """
-    return check_examined(examine_spec(path, overrides))
+    return check_examined(examine_spec(path, overrides), trust_remote_code=trust_remote_code)
 
 
-def check_examined(examined: Examination) -> Checked:
+def check_examined(examined: Examination, *, trust_remote_code: bool = False) -> Checked:
     """Finds every fault of a study whose spec was read.
+
+    Args:
+        examined: The spec.
+        trust_remote_code: As for `check_study`.
 
     Raises:
         StoreError: When the asset cache can't be written.
     """
     faults, notes = list(examined.faults), list[str]()
     located, tokenizer = None, None
-    if examined.model is not None:
+    untrusted = own_code_faults(examined.model, trust_remote_code) if examined.model is not None else []
+    faults += untrusted
+    if examined.model is not None and not untrusted:
         located, tokenizer, more = _tokenizer(examined.model, examined.base_dir)
         faults += more
     prepared = None

@@ -17,12 +17,12 @@ from ranksearch.config import TrialConfig
 from ranksearch.coordinator import Launch, Update
 from ranksearch.records import Cost, TruncationPoint
 from ranksearch.search.tune import RESULT_KEY
-from ranksearch.search.worker import WorkerSetup, locate_model
+from ranksearch.search.worker import WorkerSetup
 
 if TYPE_CHECKING:
     from ranksearch.training import AdapterRun, Workbench
 
-__all__ = ["TrialWorker", "evaluate_on_test", "job_of"]
+__all__ = ["TrialWorker", "evaluate_on_test", "job_of", "kind_of"]
 
 
 def job_of(launch: Launch) -> dict[str, Any]:
@@ -40,6 +40,12 @@ def job_of(launch: Launch) -> dict[str, Any]:
     }
 
 
+def kind_of(job: dict[str, Any]) -> tuple[int, str]:
+    """Rank and method of a job: what its resources follow from."""
+    config = TrialConfig.model_validate_json(job["config"])
+    return config.r, config.method
+
+
 def make_workbench(worker: WorkerSetup) -> Workbench:
     """The study's base model and data, in this process."""
     from ranksearch.training import ModelSource, Workbench, pin_threads
@@ -47,7 +53,7 @@ def make_workbench(worker: WorkerSetup) -> Workbench:
     pin_threads(worker.threads)
     model = worker.model
     source = ModelSource(
-        locate_model(model, Path(worker.base_dir)),
+        worker.locate(),
         name=model.id,
         revision=model.revision,
         dtype=model.dtype,
@@ -123,6 +129,10 @@ class TrialWorker(Trainable):
     def _adapter_run(self) -> AdapterRun:
         from ranksearch.training import AdapterRun
 
+        if not (Path(self._worker.study_folder) / "study.json").exists():
+            # A node that came later than the check at the start; what it saved would be lost.
+            host = socket.gethostname()
+            raise FileNotFoundError(f"{host} does not reach the study's folder {self._worker.study_folder}")
         if self._workbench is None:
             self._workbench = make_workbench(self._worker)
             self._loading = self._workbench.load_seconds

@@ -242,7 +242,7 @@ def _unloadable(source: ModelSource, error: Exception) -> Fault:
     if "trust_remote_code" in text:
         rule = "the model must be one that transformers knows: ranksearch does not run code that comes with a model"
         got = "a model that needs its own code (auto_map in config.json)"
-        remedy = "Take a model of a known family; or set model.trust_remote_code to true if you trust its code."
+        remedy = "Take a known family; if you trust its code, set model.trust_remote_code and give --trust-remote-code."
         return Fault(rule, got, source.label, remedy)
     got = f"{type(error).__name__}: {text[:300]}"
     if Path(source.path).is_dir():
