@@ -97,6 +97,7 @@ FIELDS: dict[str, Field] = {
         ),
         # What a pattern was made from, which says it all.
         Field("mlp_rank_ratio", "adapter", neutral=1),
+        Field("l2_lambda", "training", neutral=0.0),
         Field(
             "learning_rate", "training", trainer="learning_rate",
             names={

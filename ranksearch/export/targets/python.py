@@ -97,7 +97,14 @@ def _script(source: Source, data: Prepared | None) -> str:
     run = source.run()
     notes = [
         "Needs torch, transformers and peft, nothing else. Run `python train.py`.",
-        *(() if run is None else (f"Repeats trial {run.number}, seed {run.seed}.",)),
+        *(
+            ()
+            if run is None
+            else (
+                f"Repeats trial {run.number}, seed {run.seed}, up to rounding, which a high learning rate amplifies "
+                "from step to step.",
+            )
+        ),
         *unknown(source, "model", "max_steps", "precision"),
     ]
     if source.values.get("precision") in ("bf16", "fp16"):

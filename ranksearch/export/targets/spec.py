@@ -18,7 +18,7 @@ __all__ = ["ABOUT", "EXPRESSES", "TARGET", "build", "refuses"]
 
 TARGET = "spec"
 ABOUT = "spec.yaml: a study of this configuration alone, for `ranksearch search`"
-EXPRESSES = set(FIELDS)
+EXPRESSES = set(FIELDS) | set(own_parameters(METHODS))
 
 _FIXED = {"lr_scheduler_type": "linear", "max_grad_norm": 1.0}
 
@@ -62,8 +62,9 @@ def build(source: Source) -> dict[str, bytes]:
 
 def _space(values: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for name in (*PARAMETERS, *own_parameters([values.get("method", "lora")])):
-        if name not in values:
+    method = METHODS.get(values.get("method", "lora"), METHODS["lora"])
+    for name in (*PARAMETERS, *method.parameters):
+        if name not in values or name in method.ignores:
             continue
         value = values[name]
         if isinstance(value, tuple):
