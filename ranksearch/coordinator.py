@@ -246,6 +246,20 @@ class Coordinator:
                 return True
             return False
 
+    def queued(self, number: int) -> None:
+        """Takes in that a trial waits for a node to run on: a reader of its record should know."""
+        with self._lock:
+            trial = self._trials[number]
+            if trial.state == "RUNNING":
+                self._put(trial.model_copy(update={"reason": "waits for a node that has room"}))
+
+    def begun(self, number: int) -> None:
+        """Takes in that a trial which was queued has a node now."""
+        with self._lock:
+            trial = self._trials[number]
+            if trial.state == "RUNNING":
+                self._put(trial.model_copy(update={"reason": None, "started_at": datetime.now(UTC)}))
+
     def fail(self, number: int, reason: str, *, memory: bool = False) -> None:
         """Takes in that a trial's process or node failed.
 

@@ -18,11 +18,11 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ranksearch.config import whole
 from ranksearch.errors import Fault, SpecError, shown, without_login
-from ranksearch.space import LogRange, Space, UniformRange, read_space
+from ranksearch.space import Fixed, LogRange, Space, UniformRange, read_space
 from ranksearch.spec import METRICS, SECTIONS, DataSpec, ModelSpec, Section, Spec
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
-__all__ = ["Examination", "examine_spec", "examine_values", "load_spec"]
+__all__ = ["Examination", "examine_spec", "examine_values", "load_spec", "own_code_faults"]
 
 _LONGEST = 2**20
 """Characters of a spec at most: whatever is longer is another file, or has no end."""
@@ -43,6 +43,8 @@ class Examination:
     source: str
     base_dir: Path
     """Folder that relative paths are relative to."""
+    raw: Mapping[str, Any]
+    """The spec as written, overrides included."""
 
 
 def load_spec(path: str | Path, overrides: Sequence[str] = ()) -> Spec:
@@ -145,7 +147,26 @@ def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Ex
         spec = Spec.model_validate(
             {k: v for k, v in raw.items() if v is not None or k not in SECTIONS} | {"space": dict(raw["space"])}
         )
-    return Examination(spec, data, values.get("task"), model, space, placed, source, base_dir)
+    return Examination(spec, data, values.get("task"), model, space, placed, source, base_dir, raw)
+
+
+def own_code_faults(model: ModelSpec, allowed: bool) -> list[Fault]:
+    """The fault of a spec that asks for a model's own code while the command line does not.
+
+    Args:
+        model: The model's block.
+        allowed: Whether the command line allows it.
+    """
+    if allowed or not model.trust_remote_code:
+        return []
+    return [
+        Fault(
+            "a model's own code runs only where the spec and the command line both say so",
+            "model.trust_remote_code: true, no --trust-remote-code",
+            "model.trust_remote_code",
+            "Read that code, then add --trust-remote-code; or set it to false.",
+        )
+    ]
 
 
 def _override(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -302,6 +323,20 @@ def _one_role_each(data: Mapping[str, Any], task: str | None) -> list[Fault]:
     return [Fault(rule, ", ".join(map(shown, names)), place, "Name another column.")]
 
 
+def _one_kind_of_device(resources: Mapping[str, Any]) -> list[Fault]:
+    """Values from CPUs and from GPUs are not compared, and a number of trials is needed where room is no measure."""
+    faults = []
+    more = resources.get("more") or []
+    if resources.get("gpus_per_trial") == 0 and any(m.gpus_per_trial for m in more):
+        rule = "all trials must train on one kind of device, or they can't be compared"
+        got = "gpus_per_trial=0 beside more of it for some"
+        faults.append(Fault(rule, got, "resources.more", "Give every trial a share of a GPU."))
+    if resources.get("autoscaling") and resources.get("max_concurrent", 0) is None:
+        rule = "a cluster that grows must be told how far: `max_concurrent` must be given with `autoscaling`"
+        faults.append(Fault(rule, "null", "resources.max_concurrent", "Give the number of trials to run at once."))
+    return faults
+
+
 def _cross_rules(
     raw: Mapping[str, Any], top: Mapping[str, Any], sections: Mapping[str, Mapping[str, Any]], space: Space | None
 ) -> list[Fault]:
@@ -325,6 +360,17 @@ def _cross_rules(
                 )
             )
     faults += _one_role_each(data, task)
+    faults += _one_kind_of_device(sections.get("resources", {}))
+    ratio = None if space is None else space.domains["head_lr_ratio"]
+    if task == "generation" and ratio is not None and ratio != Fixed(1.0):
+        faults.append(
+            Fault(
+                "`head_lr_ratio` must be left out of a generation study: it has no new head, only adapters are trained",
+                shown(raw["space"]["head_lr_ratio"]),
+                "space.head_lr_ratio",
+                "Take it out.",
+            )
+        )
     metric = objective.get("metric")
     if metric is not None and metric not in METRICS:
         # No "did you mean": eval_loss is not eval/nll, and must not be read as it.

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["LayerGroup", "ModelFacts", "ModuleFacts", "adapter_parameters", "layer_group", "scaling"]
+__all__ = ["LayerGroup", "ModelFacts", "ModuleFacts", "adapter_parameters", "capacity_rank", "layer_group", "scaling"]
 
 LayerGroup = Literal["bottom", "middle", "top"]
 
@@ -65,6 +65,18 @@ def scaling(r: int, lora_alpha: float, use_rslora: bool) -> float:
 def adapter_parameters(r: int, modules: Iterable[ModuleFacts]) -> int:
     """Parameters of A (r, in) and B (out, r) summed over the adapted modules."""
     return sum(r * (m.in_features + m.out_features) for m in modules)
+
+
+def capacity_rank(bits: float, parameters_per_rank: int) -> float:
+    """The rank whose parameters can just hold so much information, at 2 bits a parameter (arXiv 2404.05405, sec. 3).
+
+    An upper bound on what is of use: past it an adapter can hold more than the data say.
+
+    Args:
+        bits: Information in the training targets: rows times label entropy, or the loss of the first epoch.
+        parameters_per_rank: `adapter_parameters(1, modules)`.
+    """
+    return bits / (2 * parameters_per_rank)
 
 
 def layer_group(block: int | None, blocks: int) -> LayerGroup:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from ranksearch.config import TrialConfig
 from ranksearch.errors import Fault, PlanError
-from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters
-from ranksearch.space import Fixed
+from ranksearch.lora import ModelFacts, ModuleFacts
+from ranksearch.methods import METHODS
+from ranksearch.space import Choices, Fixed, IntRange, LogRange, Space, UniformRange
 from ranksearch.spec import Spec
 
 __all__ = [
@@ -21,11 +23,14 @@ __all__ = [
     "Budget",
     "Plan",
     "PlannedStage",
+    "Room",
     "fraction_of_grid",
     "make_budget",
+    "largest_own",
     "make_plan",
     "refuse_lack",
     "steps_of",
+    "trainable_by_rank",
 ]
 
 GRID_CONFIGURATIONS = 56
@@ -132,7 +137,7 @@ class Plan(BaseModel):
     steps_most: int
     fraction_of_grid_likely: float
     trainable_parameters: dict[int, int]
-    """Rank -> parameters of adapter and head, at the largest choice of targets."""
+    """Rank -> parameters of adapter and head, at the largest choice of targets, method and its own parameters."""
     memory_mb_per_trial: float
     """Estimate of a trial's peak memory at the largest rank and batch."""
     disk_mb: float
@@ -183,7 +188,6 @@ def make_plan(
     """
     space, budget = spec.parameters, make_budget(spec)
     top = max(space.ranks())
-    widest = max(targets.values(), key=lambda modules: adapter_parameters(1, modules))
     notes = []
     wanted = spec.budget.trials
     distinct = space.size
@@ -204,8 +208,13 @@ def make_plan(
         notes.append(f"batch_size={max(space.batch_sizes())} is more than the {rows} training rows: rows repeat in it.")
     likely = sum(stage.steps_likely for stage in stages)
     runs = sum(stage.runs for stage in stages)
-    trainable = {r: adapter_parameters(r, widest) + model.head_parameters for r in space.ranks()}
-    per_trial = _memory_mb(spec, model, trainable[top], max(space.batch_sizes()), longest)
+    trainable = trainable_by_rank(space, targets, model)
+    copied = max(
+        METHODS[method].copied_weights(top, largest_own(space, method), modules, model)
+        for method in space.methods()
+        for modules in targets.values()
+    )
+    per_trial = _memory_mb(spec, model, trainable[top], copied, max(space.batch_sizes()), longest)
     if memory_mb is not None and per_trial > memory_mb:
         raise PlanError(
             Fault(
@@ -238,14 +247,45 @@ def make_plan(
     )
 
 
-def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, batch_size: int, tokens: int) -> float:
+def trainable_by_rank(
+    space: Space, targets: Mapping[str | tuple[str, ...], Sequence[ModuleFacts]], model: ModelFacts
+) -> dict[int, int]:
+    """Rank -> parameters of adapter and head, at the largest choice of targets, method and its own parameters.
+
+    Args:
+        space: The search space.
+        targets: Each choice of target modules -> the modules that it means.
+        model: The model's facts.
+    """
+    return {
+        r: model.head_parameters
+        + max(
+            METHODS[method].adapter_parameters(r, largest_own(space, method), modules, model)
+            for method in space.methods()
+            for modules in targets.values()
+        )
+        for r in space.ranks()
+    }
+
+
+def largest_own(space: Space, method: str) -> dict[str, Any]:
+    """A method's own parameters, each at the largest value that the space holds: no count falls with any of them."""
+    active = space.active(method)
+    found = {name: active[name] for name in METHODS[method].parameters if name in active}
+    return {
+        name: d.high if isinstance(d, LogRange | UniformRange | IntRange) else max(d.values())
+        for name, d in found.items()
+    }
+
+
+def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, copied: int, batch_size: int, tokens: int) -> float:
     """Weights, optimizer and activations of one trial.
 
     Activations follow Korthikanti et al. 2022 (arXiv 2205.05198, eq. 2) without the attention-score term, which
     fused attention does not keep: 34 * s * b * h bytes a block at 16 bits, twice that at 32.
     """
     wide = spec.precision == "fp32"
-    weights = model.parameters * (4 if wide else 2)
+    weights = (model.parameters + copied) * (4 if wide else 2)
     # fp32 weight, gradient and two Adam moments.
     trained = trainable * 16
     blocks = 1 if spec.gradient_checkpointing else model.blocks
@@ -254,28 +294,61 @@ def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, batch_size: int, t
     return _PROCESS_MB + (weights + trained + activations + logits) / 2**20
 
 
-def refuse_lack(spec: Spec, cpus: float, gpus: float) -> None:
-    """Refuses trials that no node has room for.
+class Room(BaseModel):
+    """What one node holds."""
 
-    Args:
-        spec: The spec.
-        cpus: CPUs of the largest node.
-        gpus: GPUs of the node that has most of them.
+    model_config = ConfigDict(frozen=True)
+
+    cpus: float
+    gpus: float = 0.0
+    labels: dict[str, str] = {}
+
+    def takes(self, cpus: float, gpus: float, labels: Mapping[str, str]) -> int:
+        """Trials of such needs that it has room for."""
+        if any(self.labels.get(name) != value for name, value in labels.items()):
+            return 0
+        fits = int(self.cpus / cpus + 1e-9)
+        return min(fits, int(self.gpus / gpus + 1e-9)) if gpus else fits
+
+
+def refuse_lack(spec: Spec, nodes: Sequence[Room]) -> None:
+    """Refuses trials that no node has room for, unless nodes come when trials wait for them.
 
     Raises:
         PlanError: With everything that is lacking.
     """
     asked = spec.resources
+    if asked.autoscaling:
+        return
+    labelled = [n for n in nodes if Room(cpus=1, labels=n.labels).takes(1, 0, asked.labels)]
+    if not labelled:
+        got = f"{asked.labels} of {len(nodes)} nodes with {[n.labels for n in nodes]}"
+        remedy = "Start a node with them (ray start --labels), or set autoscaling: true where nodes come by themselves."
+        raise PlanError(Fault("a node must have the labels that trials ask for", got, "resources.labels", remedy))
+    most_cpus, most_gpus = max(n.cpus for n in labelled), max(n.gpus for n in labelled)
+    remedy = "Lower it, add a larger node, or set autoscaling: true where nodes come by themselves."
     faults = []
-    if asked.cpus_per_trial > cpus:
-        got, remedy = f"cpus_per_trial={asked.cpus_per_trial:g}, {cpus:g} CPUs", "Lower it, or add a larger node."
-        faults.append(Fault("a node must have a trial's CPUs", got, "resources.cpus_per_trial", remedy))
-    if asked.gpus_per_trial > gpus:
-        got = f"gpus_per_trial={asked.gpus_per_trial:g}, {gpus:g} GPUs"
-        remedy = "Set it to 0 to train on CPUs, or use a cluster with GPUs."
-        faults.append(Fault("a node must have a trial's GPUs", got, "resources.gpus_per_trial", remedy))
+    for cpus, gpus in sorted({asked.needs(r, method) for r in spec.parameters.ranks() for method in _methods(spec)}):
+        if any(node.takes(cpus, gpus, {}) for node in labelled):
+            continue
+        if cpus > most_cpus:
+            got = f"cpus_per_trial={cpus:g}, {most_cpus:g} CPUs"
+            faults.append(Fault("a node must have a trial's CPUs", got, "resources.cpus_per_trial", remedy))
+        if gpus > most_gpus:
+            got = f"gpus_per_trial={gpus:g}, {most_gpus:g} GPUs"
+            more = "Set it to 0 to train on CPUs, use a cluster with GPUs, or set autoscaling: true where they come."
+            faults.append(Fault("a node must have a trial's GPUs", got, "resources.gpus_per_trial", more))
+        if cpus <= most_cpus and gpus <= most_gpus:
+            got = f"cpus_per_trial={cpus:g} and gpus_per_trial={gpus:g}, each on another node"
+            faults.append(Fault("one node must have a trial's CPUs and GPUs", got, "resources", remedy))
     if faults:
         raise PlanError(faults)
+
+
+def _methods(spec: Spec) -> tuple[str, ...]:
+    """The methods that the space holds."""
+    domain = spec.parameters.domains["method"]
+    return tuple(map(str, domain.values())) if isinstance(domain, Fixed | Choices) else ()
 
 
 def steps_of(config: TrialConfig, budget: Budget) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -45,6 +46,12 @@ Measured = Annotated[float | None, BeforeValidator(_finite)]
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 """A whole number that tables can hold."""
+
+
+def _within(value: str) -> str:
+    if PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts:
+        raise ValueError("it must lie within the study's folder")
+    return value
 
 
 class _Shape(BaseModel):
@@ -198,7 +205,7 @@ class TrialRecord(_Record):
     """The modules adapted, as the shortest name endings that mean exactly them."""
     truncation: tuple[TruncationPoint, ...] = ()
     """The rank-quality curve of its trained adapter, for a reference run."""
-    adapter: str | None = None
+    adapter: Annotated[str, AfterValidator(_within)] | None = None
     """Folder of the trained adapter in PEFT's format, relative to the study's folder."""
     worker: str | None = None
     """Host and process that ran it last."""
@@ -233,7 +240,7 @@ class TestResult(_Record):
     looks: Whole = 1
     """Times that the test rows were looked at; above 1 when a study went on and ended at another configuration."""
     metrics: dict[str, Measured]
-    """By bare name: "nll", "accuracy", "macro_f1"."""
+    """By bare name: "nll", "accuracy", "macro_f1"; of generation "nll", "bits_per_byte", "exact_match", "chrf"."""
 
 
 class StudyRecord(_Record):
@@ -246,6 +253,8 @@ class StudyRecord(_Record):
     created_at: AwareDatetime
     spec: Annotated[dict[str, Any], _shaped(_SpecShape)]
     """The spec as resolved, all defaults filled in, no secrets."""
+    base_dir: str | None = None
+    """Folder that relative paths in the spec are relative to, as it was when the study began."""
     fingerprint: str
     """Hash over what makes results comparable: data, space, model, objective, method, step budget."""
     versions: dict[str, str]
@@ -262,6 +271,9 @@ class StudyRecord(_Record):
     decision: Annotated[dict[str, Any], _shaped(_DecisionShape)] | None = None
     recommended: Annotated[dict[str, Any], _shaped(_RecommendedShape)] | None = None
     test: TestResult | None = None
+    zero_shot: dict[str, Measured] = {}
+    """What the base model reaches without an adapter, measured once, with the test: `eval/nll`, `test/nll` and so on;
+    empty for classification, where the head is new."""
     result: dict[str, Any] | None = Field(default=None)
     """The JSON that `search --json` printed at its end."""
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import product
-from typing import Any, Literal, TypeGuard
+from typing import Any
 
-from ranksearch.config import LayerGroupLr, TrialConfig, whole
+from ranksearch.config import LayerGroupLr, TrialConfig
+from ranksearch.domains import Choices, Domain, Fixed, IntRange, LogRange, UniformRange, read_domain
 from ranksearch.errors import Fault, shown
+from ranksearch.methods import METHODS, own_parameters, owners
+from ranksearch.parameters import PRESETS, Parameter
 
 __all__ = [
     "METHODS",
@@ -30,135 +33,11 @@ __all__ = [
     "read_space",
 ]
 
-PRESETS = ("all-linear", "attention-qv", "attention", "mlp")
-"""Target module presets; any other string is a regex over full module names."""
-
-METHODS = ("lora",)
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """A value that is not searched."""
-
-    value: Any
-
-    @property
-    def size(self) -> int | None:
-        """How many values it holds."""
-        return 1
-
-    def values(self) -> tuple[Any, ...]:
-        """All values."""
-        return (self.value,)
-
-
-@dataclass(frozen=True)
-class Choices:
-    """A few values, in the order of the spec; numbers are kept in ascending order, as their order means something."""
-
-    choices: tuple[Any, ...]
-
-    @property
-    def size(self) -> int | None:
-        """How many values it holds."""
-        return len(self.choices)
-
-    def values(self) -> tuple[Any, ...]:
-        """All values."""
-        return self.choices
-
-
-@dataclass(frozen=True)
-class LogRange:
-    """A range searched on a log scale, ends included."""
-
-    low: float
-    high: float
-    size: int | None = field(default=None, init=False)
-
-
-@dataclass(frozen=True)
-class UniformRange:
-    """A range searched on a linear scale, ends included."""
-
-    low: float
-    high: float
-    size: int | None = field(default=None, init=False)
-
-
-@dataclass(frozen=True)
-class IntRange:
-    """Every whole number from low to high, both included."""
-
-    low: int
-    high: int
-
-    @property
-    def size(self) -> int | None:
-        """How many values it holds."""
-        return self.high - self.low + 1
-
-    def values(self) -> tuple[Any, ...]:
-        """All values."""
-        return tuple(range(self.low, self.high + 1))
-
-
-Domain = Fixed | Choices | LogRange | UniformRange | IntRange
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """What a parameter's values must be."""
-
-    kind: Literal["int", "float", "bool", "text", "targets"]
-    low: float = -math.inf
-    high: float = math.inf
-    low_open: bool = False
-    high_open: bool = False
-    default: Any = None
-    """Value when the spec is silent; None where the spec must speak."""
-    options: tuple[str, ...] = ()
-
-    def rule(self) -> str:
-        """The rule in words, for a fault."""
-        if self.options:
-            return "one of " + ", ".join(self.options)
-        if self.kind == "bool":
-            return "true or false"
-        if self.kind == "targets":
-            return "a preset (" + ", ".join(PRESETS) + "), a regex or a list of module names"
-        noun = "a whole number" if self.kind == "int" else "a number"
-        parts = []
-        if self.low > -math.inf:
-            parts.append(f"{'above' if self.low_open else 'at least'} {self.low:g}")
-        if self.high < math.inf:
-            parts.append(f"{'below' if self.high_open else 'at most'} {whole(self.high):,}")
-        return " ".join([noun, " and ".join(parts)]).strip()
-
-    def accepts(self, value: Any) -> bool:
-        """Whether one value is allowed."""
-        if self.options:
-            return isinstance(value, str) and value in self.options
-        if self.kind == "bool":
-            return isinstance(value, bool)
-        if self.kind == "targets":
-            if isinstance(value, str):
-                return bool(value.strip())
-            return isinstance(value, tuple) and bool(value) and all(isinstance(v, str) and v.strip() for v in value)
-        if not _is_number(value):
-            return False
-        if self.kind == "int" and not float(value).is_integer():
-            return False
-        above = value > self.low if self.low_open else value >= self.low
-        below = value < self.high if self.high_open else value <= self.high
-        return above and below
-
-
 _MOST = 1_000_000
 """Of a rank, a batch or a warm-up: far above any that is of use, so that what is computed from it stays small."""
 
 PARAMETERS: Mapping[str, Parameter] = {
-    "method": Parameter("text", default="lora", options=METHODS),
+    "method": Parameter("text", default="lora", options=tuple(METHODS)),
     "r": Parameter("int", low=1, high=_MOST),
     "lora_alpha": Parameter("float", low=0, low_open=True, default=32),
     "alpha_ratio": Parameter("float", low=0, low_open=True),
@@ -175,18 +54,17 @@ PARAMETERS: Mapping[str, Parameter] = {
     "batch_size": Parameter("int", low=1, high=_MOST, default=32),
     "warmup_steps": Parameter("int", low=0, high=_MOST, default=10),
 }
-"""Every parameter by its flat name, in the order in which it is told."""
+"""Every parameter that each space has by its flat name, in the order in which it is told; `methods` has the others."""
 
-_MOST_VALUES = 100_000
-"""Of an int range, because its values are listed."""
-
-_RANGES = ("choices", "log", "uniform", "int")
 _REQUIRED = ("r", "learning_rate")
 
 
 @dataclass(frozen=True)
 class Space:
-    """Domains by flat name; every parameter of the table is there, but only one of lora_alpha and alpha_ratio."""
+    """Domains by flat name; of the table every parameter is there, but only one of lora_alpha and alpha_ratio.
+
+    A method's own parameters are there when the space holds the method; a point has those of its own method only.
+    """
 
     domains: Mapping[str, Domain]
 
@@ -198,7 +76,26 @@ class Space:
     @property
     def size(self) -> int | None:
         """Number of distinct configurations; None when a range is continuous."""
-        return math.prod(sizes) if None not in (sizes := [d.size for d in self.domains.values()]) else None  # type: ignore[arg-type]
+        total = 0
+        for method in self.methods() or (None,):
+            sizes = [domain.size for domain in self.active(method).values()]
+            if None in sizes:
+                return None
+            total += math.prod(size for size in sizes if size is not None)
+        return total
+
+    def methods(self) -> tuple[str, ...]:
+        """Every method that the space holds."""
+        domain = self.domains.get("method", Choices(()))
+        assert isinstance(domain, Fixed | Choices), "read_space refuses ranges of names"
+        return domain.values()
+
+    def active(self, method: str | None) -> dict[str, Domain]:
+        """The domains of a point with this method; of all parameters where the method is not told."""
+        if method is None:
+            return dict(self.domains)
+        found = {n: d for n, d in self.domains.items() if not owners(n) or method in owners(n)}
+        return found | ({"method": Fixed(method)} if "method" in found else {})
 
     def ranks(self) -> tuple[int, ...]:
         """Every rank that the space holds, ascending."""
@@ -220,19 +117,22 @@ class Space:
 
     def points(self) -> Iterator[dict[str, Any]]:
         """Every point of a finite space by flat names, the last parameter varying fastest."""
-        names = list(self.domains)
-        columns = []
-        for name in names:
-            domain = self.domains[name]
-            if isinstance(domain, LogRange | UniformRange):
-                raise ValueError(f"space.{name} is continuous: its points can't be listed")
-            columns.append(domain.values())
-        for row in product(*columns):
-            yield dict(zip(names, row, strict=True))
+        for method in self.methods() or (None,):
+            active = self.active(method)
+            columns = []
+            for name, domain in active.items():
+                if isinstance(domain, LogRange | UniformRange):
+                    raise ValueError(f"space.{name} is continuous: its points can't be listed")
+                columns.append(domain.values())
+            for row in product(*columns):
+                yield dict(zip(active, row, strict=True))
 
     def contains(self, values: Mapping[str, Any]) -> bool:
         """Whether a point lies in the space (fixed parameters may be left out)."""
-        for name, domain in self.domains.items():
+        method = self._method(values)
+        if method is not None and (method not in self.methods() or _foreign(values, method)):
+            return False
+        for name, domain in self.active(method).items():
             value = values.get(name, domain.value if isinstance(domain, Fixed) else None)
             if isinstance(domain, LogRange | UniformRange):
                 if value is None or not domain.low <= value <= domain.high:
@@ -246,8 +146,15 @@ class Space:
 
         Args:
             values: Flat name -> value; what is missing must be fixed in the space.
+
+        Raises:
+            ValueError: When a value belongs to other methods than the point's.
         """
-        full: dict[str, Any] = {name: d.value for name, d in self.domains.items() if isinstance(d, Fixed)}
+        method = self._method(values)
+        foreign = [] if method is None else _foreign(values, method)
+        if foreign:
+            raise ValueError(f"a point of method {method} must not hold {', '.join(foreign)}")
+        full: dict[str, Any] = {name: d.value for name, d in self.active(method).items() if isinstance(d, Fixed)}
         full.update(values)
         groups = {name.split(".")[1]: full.pop(name) for name in list(full) if name.startswith("layer_group_lr.")}
         ratio = full.pop("alpha_ratio", None)
@@ -277,6 +184,12 @@ class Space:
             else:
                 out[name] = written
         return out
+
+    def _method(self, values: Mapping[str, Any]) -> str | None:
+        """A point's method; None where neither it nor the space tells."""
+        methods = self.methods()
+        told = values.get("method", methods[0] if len(methods) == 1 else None)
+        return None if told is None else str(told)
 
 
 def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fault]]:
@@ -315,11 +228,16 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
         else:
             flat[name] = value
     domains: dict[str, Domain] = {}
+    methods = _read_methods(flat, place)
+    known = {**PARAMETERS, **own_parameters(methods)}
     for name, value in flat.items():
-        if name not in PARAMETERS:
-            faults.append(_unknown(name, value, place))
+        if name not in known:
+            of = owners(name)
+            faults.append(
+                _foreign_fault(name, value, of, methods, place) if of else _unknown(name, value, known, place)
+            )
             continue
-        domain, fault = _read_domain(name, value, f"{place}.{name}")
+        domain, fault = read_domain(name, value, known[name], f"{place}.{name}")
         if fault is not None:
             faults.append(fault)
         elif domain is not None:
@@ -333,15 +251,20 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
                 "Keep lora_alpha (constant) or alpha_ratio (lora_alpha = alpha_ratio * r).",
             )
         )
+    unranked = [m for m in methods if not METHODS[m].ranked]
+    if unranked:
+        faults += _unranked_faults(unranked[0], methods, domains, place)
+        domains["r"] = Fixed(1)
+    faults += _ignored_faults(methods, domains, place)
     for name in _REQUIRED:
-        if name not in flat:
+        if name not in flat and name not in domains:
             faults.append(
                 Fault(f"`{name}` must be given", "nothing", f"{place}.{name}", f"Add space.{name}: a value or a range.")
             )
     if faults:
         return None, faults
     ordered = {}
-    for name, parameter in PARAMETERS.items():
+    for name, parameter in known.items():
         if name == "alpha_ratio" and "alpha_ratio" not in domains:
             continue
         if name == "lora_alpha" and "alpha_ratio" in domains:
@@ -350,132 +273,61 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
     return Space(ordered), []
 
 
-def _unknown(name: str, value: object, place: str) -> Fault:
-    near = get_close_matches(name, PARAMETERS, n=1, cutoff=0.6)
+def _read_methods(flat: Mapping[str, object], place: str) -> tuple[str, ...]:
+    """The methods that a spec names; that they are sound is told elsewhere."""
+    if "method" not in flat:
+        return (PARAMETERS["method"].default,)
+    domain, _ = read_domain("method", flat["method"], PARAMETERS["method"], place)
+    # Of a name that is none, the parameters can't be told: those of any method may be meant.
+    return domain.values() if isinstance(domain, Fixed | Choices) else tuple(n for n in METHODS if METHODS[n].ranked)
+
+
+def _foreign(values: Mapping[str, Any], method: str) -> list[str]:
+    """The values that belong to other methods only."""
+    return [name for name in values if owners(name) and method not in owners(name)]
+
+
+def _foreign_fault(name: str, value: object, of: Sequence[str], methods: Sequence[str], place: str) -> Fault:
+    rule = f"`{name}` belongs to the method {' or '.join(of)}"
+    got = f"{name}={shown(value)} beside method {', '.join(methods)}"
+    return Fault(rule, got, f"{place}.{name}", f"Leave it out, or let `method` hold {' or '.join(of)}.")
+
+
+def _unranked_faults(method: str, methods: Sequence[str], domains: Mapping[str, Domain], place: str) -> list[Fault]:
+    """A method without an adapter has no rank, and can't be one choice in a search that compares ranks."""
+    faults = []
+    if len(methods) > 1:
+        rule = f"the method {method} has no adapter and so no rank: it must be the only method of its study"
+        remedy = f"Give {method} a study of its own."
+        faults.append(Fault(rule, ", ".join(methods), f"{place}.method", remedy))
+    elif "r" in domains and domains["r"] != Fixed(1):
+        rule = f"the method {method} has no adapter and so no rank: `r` must be left out (it is recorded as 1)"
+        faults.append(Fault(rule, _told(domains["r"]), f"{place}.r", "Leave it out."))
+    return faults
+
+
+def _ignored_faults(methods: Sequence[str], domains: Mapping[str, Domain], place: str) -> list[Fault]:
+    faults = []
+    for name, domain in domains.items():
+        of = [m for m in methods if name in METHODS[m].ignores]
+        if of and domain != Fixed(PARAMETERS[name].default):
+            rule = f"`{name}` means nothing to the method {' or '.join(of)}"
+            faults.append(Fault(rule, _told(domain), f"{place}.{name}", "Leave it out."))
+    return faults
+
+
+def _told(domain: Domain) -> str:
+    return str(domain.value) if isinstance(domain, Fixed) else "a range"
+
+
+def _unknown(name: str, value: object, known: Mapping[str, Parameter], place: str) -> Fault:
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
     # "lora_r" is nearer to "lora_alpha" by letters, but ends in the parameter that is meant.
-    near = [n for n in PARAMETERS if name.endswith("_" + n)][:1] or near
-    hint = f"Did you mean `{near[0]}`?" if near else "The parameters are " + ", ".join(PARAMETERS) + "."
+    near = [n for n in known if name.endswith("_" + n)][:1] or near
+    hint = f"Did you mean `{near[0]}`?" if near else "The parameters are " + ", ".join(known) + "."
     return Fault(
         "only known parameters may stand in `space`",
         f"{shown(name)[1:-1]}: {shown(value)}",
         f"{place}.{shown(name)[1:-1]}",
         hint,
     )
-
-
-def _read_domain(name: str, raw: object, place: str) -> tuple[Domain | None, Fault | None]:
-    parameter = PARAMETERS[name]
-    if not isinstance(raw, Mapping):
-        value = _normal(raw, parameter)
-        if parameter.accepts(value):
-            return Fixed(value), None
-        return None, Fault(f"`{name}` must be {parameter.rule()}", _got(raw), place, _remedy(raw, parameter))
-    if len(raw) != 1 or next(iter(raw)) not in _RANGES:
-        return None, Fault(
-            f"a range of `{name}` must have exactly one of the keys {', '.join(_RANGES)}",
-            _got(dict(raw)),
-            place,
-            "Write a value, {choices: [...]}, {log: [lo, hi]}, {uniform: [lo, hi]} or {int: [lo, hi]}.",
-        )
-    (kind, body), *_ = raw.items()
-    if kind == "choices":
-        return _read_choices(name, body, parameter, place)
-    return _read_range(name, str(kind), body, parameter, place)
-
-
-def _read_choices(name: str, body: object, parameter: Parameter, place: str) -> tuple[Domain | None, Fault | None]:
-    if not isinstance(body, Sequence) or isinstance(body, str) or not body:
-        return None, Fault(
-            f"choices of `{name}` must be a list that is not empty", _got(body), place, "List at least one value."
-        )
-    values = [_normal(v, parameter) for v in body]
-    wrong = [v for v in values if not parameter.accepts(v)]
-    if wrong:
-        return None, Fault(
-            f"every choice of `{name}` must be {parameter.rule()}",
-            ", ".join(map(_got, wrong)),
-            place,
-            _remedy(wrong[0], parameter),
-        )
-    twice = sorted({str(v) for i, v in enumerate(values) if v in values[:i]})
-    if twice:
-        return None, Fault(
-            f"choices of `{name}` must differ", f"{', '.join(twice)} more than once", place, "Give each once."
-        )
-    if len(values) == 1:
-        return Fixed(values[0]), None
-    return Choices(tuple(sorted(values)) if parameter.kind in ("int", "float") else tuple(values)), None
-
-
-def _read_range(
-    name: str, kind: str, body: object, parameter: Parameter, place: str
-) -> tuple[Domain | None, Fault | None]:
-    if parameter.kind not in ("int", "float") or (parameter.kind == "int") != (kind == "int"):
-        fits = {"int": "choices or int", "float": "choices, log or uniform"}.get(parameter.kind, "choices")
-        if not (parameter.kind == "float" and kind == "int"):
-            return None, Fault(f"`{name}` can be searched by {fits}", f"{kind}: {_got(body)}", place, f"Use {fits}.")
-    if not isinstance(body, Sequence) or isinstance(body, str) or len(body) != 2:
-        return None, Fault(f"a {kind} range of `{name}` must be [low, high]", _got(body), place, "Give two numbers.")
-    low, high = body
-    for end in (low, high):
-        if not _is_number(end):
-            return None, Fault(f"the ends of `{name}` must be numbers", _got(end), place, _remedy(end, parameter))
-    if kind == "int" and not (float(low).is_integer() and float(high).is_integer()):
-        return None, Fault(
-            f"the ends of an int range of `{name}` must be whole", _got(body), place, "Give whole numbers."
-        )
-    if low > high:
-        return None, Fault(
-            f"a range of `{name}` must run from low to high", f"[{low}, {high}]", place, f"Write [{high}, {low}]."
-        )
-    if kind == "log" and low <= 0:
-        return None, Fault(
-            f"a log range of `{name}` must start above 0", f"[{low}, {high}]", place, "Start above 0, or use uniform."
-        )
-    for end in (low, high):
-        if not parameter.accepts(end):
-            return None, Fault(f"`{name}` must be {parameter.rule()}", _got(end), place, "Move this end of the range.")
-    if kind == "int" and high - low >= _MOST_VALUES:
-        return None, Fault(
-            f"an int range of `{name}` must hold at most {_MOST_VALUES:,} values",
-            f"[{low}, {high}]",
-            place,
-            "Narrow it, or give {choices: [...]}.",
-        )
-    if low == high:
-        return Fixed(int(low) if kind == "int" else float(low)), None
-    if kind == "int":
-        return IntRange(int(low), int(high)), None
-    return (LogRange if kind == "log" else UniformRange)(float(low), float(high)), None
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    """Whether it is a number that a float can hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
-def _normal(value: object, parameter: Parameter) -> object:
-    if parameter.kind == "targets" and isinstance(value, list):
-        return tuple(value)
-    if parameter.kind == "int" and isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value
-
-
-def _got(value: object) -> str:
-    return shown(list(value) if isinstance(value, tuple) else value)
-
-
-def _remedy(value: object, parameter: Parameter) -> str:
-    if parameter.kind in ("int", "float") and isinstance(value, str):
-        return "Write it as a number, without quotes."
-    if parameter.options and isinstance(value, str):
-        near = get_close_matches(value, parameter.options, n=1)
-        if near:
-            return f"Did you mean `{near[0]}`?"
-    return f"Give {parameter.rule()}."

@@ -21,12 +21,14 @@ __all__ = [
     "BudgetSpec",
     "DataSpec",
     "ModelSpec",
+    "MoreResources",
     "ObjectiveSpec",
     "RelativeTolerance",
     "ResourcesSpec",
     "Section",
     "Spec",
     "TrackingSpec",
+    "WRITTEN_METRICS",
 ]
 
 METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -38,6 +40,10 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "eval/chrf": ("maximize", ("generation",)),
 }
 """Metric -> its direction and the tasks that have it."""
+
+WRITTEN_METRICS = frozenset({"eval/exact_match", "eval/chrf"})
+"""Metrics of text that the model writes. That takes so long that it is done where it is the objective, by the runs of
+the decision, and on the test rows."""
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$"
 
@@ -129,6 +135,17 @@ class BudgetSpec(Section):
     """Wall-clock hours, after which no new trial is started and running ones are ended at their next rung."""
 
 
+class MoreResources(Section):
+    """What configurations of a kind ask for in place of what all do; of several that fit, the most counts."""
+
+    from_rank: _Count | None = None
+    """Of this rank and higher."""
+    method: str | None = None
+    """Of this method."""
+    cpus_per_trial: Annotated[float, Field(ge=0.01)] | None = None
+    gpus_per_trial: Annotated[float, Field(ge=0)] | None = None
+
+
 class ResourcesSpec(Section):
     """What one trial may use, and how many run at once."""
 
@@ -138,6 +155,20 @@ class ResourcesSpec(Section):
     """Data-parallel workers of one trial; more than one is not built yet."""
     max_concurrent: _Count | None = None
     """Trials at once; null = as many as the cluster has room for."""
+    more: list[MoreResources] = []
+    """What a higher rank or another method asks for."""
+    labels: dict[str, str] = {}
+    """Labels of the Ray nodes that trials may run on; all of them must fit."""
+    autoscaling: bool = False
+    """Whether nodes come when trials wait for them: then `max_concurrent` trials are asked for at once, whatever room
+    there is now, and nothing is refused for want of it."""
+
+    def needs(self, r: int, method: str) -> tuple[float, float]:
+        """CPUs and GPUs of a configuration."""
+        fit = [m for m in self.more if (m.from_rank or 0) <= r and m.method in (None, method)]
+        cpus = max([self.cpus_per_trial, *(m.cpus_per_trial for m in fit if m.cpus_per_trial is not None)])
+        gpus = max([self.gpus_per_trial, *(m.gpus_per_trial for m in fit if m.gpus_per_trial is not None)])
+        return cpus, gpus
 
 
 class TrackingSpec(Section):

@@ -4,7 +4,9 @@ Layout under RANKSEARCH_HOME (default `./.ranksearch`)::
 
     studies/NAME/study.json          the StudyRecord
     studies/NAME/trials/00007.json   one TrialRecord each
+    studies/NAME/copies.jsonl        a second copy of each TrialRecord, from its beginning and its end
     studies/NAME/adapters/00007/     trained adapters
+    studies/NAME/data/               the tokenised rows, for scripts that repeat a run
     studies/NAME/lease               held by the driver while it runs
 
 Knows the files and the records; nothing of what the numbers mean.
@@ -33,6 +35,16 @@ from ranksearch.records import SCHEMA_VERSION, StudyRecord, TrialRecord
 _Record = TypeVar("_Record", bound=BaseModel)
 
 __all__ = ["Store", "StudyFolder", "default_home", "write_atomic"]
+
+
+_COPIES = "copies.jsonl"
+
+_GO_ON_WITHOUT = "Going on with --resume puts it back from its copy, or runs the trial again."
+_BEGIN_AGAIN = "Put back a copy of it, or move the study's folder away and begin again."
+
+
+class Torn(StoreError):
+    """A record is not whole."""
 
 
 def default_home() -> Path:
@@ -68,6 +80,17 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
+    except OSError as error:
+        raise _machine_fault(path, error) from error
+
+
+def _append(path: Path, line: str) -> None:
+    try:
+        with path.open("ab") as file:
+            # On a line of its own, whatever became of the one before it.
+            file.write(f"\n{line}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
     except OSError as error:
         raise _machine_fault(path, error) from error
 
@@ -165,7 +188,7 @@ class StudyFolder:
         Raises:
             StoreError: When it is torn or of a newer version.
         """
-        return _read(self.path / "study.json", StudyRecord)
+        return _read(self.path / "study.json", StudyRecord, _BEGIN_AGAIN)
 
     def trials(self) -> list[TrialRecord]:
         """All trials by number.
@@ -175,13 +198,58 @@ class StudyFolder:
         """
         return [_read_trial(p) for p in sorted((self.path / "trials").glob("[0-9]*.json"))]
 
+    def mend(self) -> list[str]:
+        """Puts back trial records that are torn from their copies, so that the study goes on as if they were whole.
+
+        A record without a copy is moved away, and its trial runs again. Only the driver that holds the lease may.
+
+        Returns:
+            A sentence for each.
+
+        Raises:
+            StoreError: When one can't be read or moved, or is of a newer version.
+        """
+        told = []
+        for path in sorted((self.path / "trials").glob("[0-9]*.json")):
+            try:
+                _read_trial(path)
+            except Torn as error:
+                aside = path.with_name(f"{path.name}.torn")
+                try:
+                    os.replace(path, aside)
+                except OSError as fault:
+                    raise _machine_fault(path, fault) from fault
+                copy = self._copies().get(path.stem)
+                if copy is not None:
+                    write_atomic(path, copy.model_dump_json(indent=1))
+                what = "run again" if copy is None else f"put back from its copy, which is {copy.state}"
+                told.append(f"{error} It was moved to {aside.name}; its trial is {what}.")
+        return told
+
+    def _copies(self) -> dict[str, TrialRecord]:
+        """The newest copy of each trial, by the stem of its file."""
+        found = {}
+        with contextlib.suppress(FileNotFoundError), (self.path / _COPIES).open("rb") as file:
+            for line in file:
+                # A line that is torn itself has an older one before it, or none.
+                with contextlib.suppress(ValidationError):
+                    trial = TrialRecord.model_validate_json(line)
+                    found[f"{trial.number:05d}"] = trial
+        return found
+
     def write_study(self, study: StudyRecord) -> None:
         """Writes the study's record; raises StoreError like `write_atomic`."""
         write_atomic(self.path / "study.json", study.model_dump_json(indent=1))
 
     def write_trial(self, trial: TrialRecord) -> None:
-        """Writes one trial's record; raises StoreError like `write_atomic`."""
+        """Writes one trial's record, and a copy of it when it begins and when it ends.
+
+        Raises:
+            StoreError: Like `write_atomic`.
+        """
         write_atomic(self.path / "trials" / f"{trial.number:05d}.json", trial.model_dump_json(indent=1))
+        if trial.finished or not trial.reports:
+            _append(self.path / _COPIES, trial.model_dump_json())
 
     def adapter_folder(self, number: int) -> Path:
         """Where a trial's trained adapter lies."""
@@ -226,7 +294,7 @@ class StudyFolder:
 
 
 def _read_trial(path: Path) -> TrialRecord:
-    record = _read(path, TrialRecord)
+    record = _read(path, TrialRecord, _GO_ON_WITHOUT)
     if path.stem != f"{record.number:05d}":
         raise StoreError(
             f"{path} holds trial {record.number}, which must lie in {record.number:05d}.json, or it would count twice. "
@@ -235,7 +303,7 @@ def _read_trial(path: Path) -> TrialRecord:
     return record
 
 
-def _read(path: Path, kind: type[_Record]) -> _Record:
+def _read(path: Path, kind: type[_Record], remedy: str) -> _Record:
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -253,11 +321,4 @@ def _read(path: Path, kind: type[_Record]) -> _Record:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the file"
-        raise StoreError(
-            f"{path} is not a whole record: {where}: {first['msg']}. "
-            + (
-                "Move it away to go on without it; the trial is then run again."
-                if kind is TrialRecord
-                else "Put back a copy of it, or move the study's folder away and begin again."
-            )
-        ) from error
+        raise Torn(f"{path} is not a whole record: {where}: {first['msg']}. {remedy}") from error

@@ -194,6 +194,33 @@ def test_a_diverged_trial_is_never_the_best(run: Run) -> None:
 
 
 @pytest.mark.slow
+def test_rows_whose_completion_was_cut_away_are_not_trained_on(run: Run) -> None:
+    """huggingface/trl#6668."""
+    ran = run("completion-cut-off", "search", "spec.yaml", "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["test"]["n"] == 6 and ran.json["test"]["nll"] > 0
+    # Six steps of eight rows, none of which was without a token to learn.
+    assert all(t["state"] == "COMPLETE" for t in trials(ran, "cut-completions") if t["purpose"] == "decide")
+
+
+@pytest.mark.slow
+def test_chats_are_trained_when_those_that_are_no_text_are_left_out(run: Run) -> None:
+    """axolotl-ai-cloud/axolotl#3917."""
+    ran = run("messages-null-content-tools", "search", "spec.yaml", "data.bad_rows=drop", "--json")
+    assert ran.code == 0, ran.err
+    assert set(ran.json["test"]) == {"nll", "bits_per_byte", "exact_match", "chrf", "zero_shot_nll", "n"}
+
+
+@pytest.mark.slow
+def test_a_preset_trains_all_but_the_tied_head(run: Run) -> None:
+    """huggingface/peft#2018."""
+    ran = run("regex-hits-tied-head", "search", "spec.yaml", "space.target_modules=all-linear", "--json")
+    assert ran.code == 0, ran.err
+    assert len(ran.json["recommended"]["target_modules"]) == 7
+    assert not any("head" in name for name in ran.json["recommended"]["target_modules"])
+
+
+@pytest.mark.slow
 def test_a_dead_tracking_server_neither_stops_nor_slows_a_study(run: Run) -> None:
     """mlflow/mlflow#1760."""
     ran = run("mlflow-down", "search", "spec.yaml", "--json", timeout=180)

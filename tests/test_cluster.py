@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ranksearch.errors import RankSearchError
-from ranksearch.records import TrialRecord
+from ranksearch.errors import RankSearchError, StoreError
+from ranksearch.examine import load_spec
+from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.search.check import check_study
 from ranksearch.search.runner import run_study
 from ranksearch.search.setup import begin_study
-from ranksearch.store import Store
+from ranksearch.store import Store, StudyFolder
 from tests.studies import ranksearch, write_inputs, write_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -55,8 +56,6 @@ def test_gpus_are_shared_by_fractions_and_each_trial_gets_a_process_of_its_own(
     write_spec(tmp_path, budget=BUDGET, seeds=2, resources={"gpus_per_trial": 0.5})
     setup = check_study(tmp_path / "spec.yaml").setup()
     folder = Store(tmp_path / "home").folder("tiny")
-    from ranksearch.store import StudyFolder
-
     study = run_study(setup, begin_study(setup), StudyFolder(folder))
     trials = StudyFolder(folder).trials()
     assert study.state == "DONE" and {t.state for t in trials} <= {"COMPLETE", "PRUNED"}
@@ -70,10 +69,91 @@ def test_a_study_that_asks_for_more_gpus_than_there_are_is_refused(tmp_path: Pat
     write_inputs(tmp_path)
     write_spec(tmp_path, budget=BUDGET, resources={"gpus_per_trial": 2})
     setup = check_study(tmp_path / "spec.yaml").setup()
-    from ranksearch.store import StudyFolder
-
     with pytest.raises(RankSearchError, match="gpus_per_trial=2, 1 GPUs"):
         run_study(setup, begin_study(setup), StudyFolder(Store(tmp_path / "home").folder("tiny")))
+
+
+@pytest.fixture
+def mixed_nodes() -> Iterator[str]:
+    """Two nodes: one with a logical GPU and a label, one with CPUs only."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster.add_node(num_cpus=2, num_gpus=1, labels={"kind": "gpu"})
+    yield str(cluster.address)
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_higher_rank_takes_a_whole_gpu_and_all_trials_run_where_the_label_is(
+    tmp_path: Path, mixed_nodes: str
+) -> None:
+    import ray
+
+    write_inputs(tmp_path)
+    resources = {
+        "gpus_per_trial": 0.25,
+        "more": [{"from_rank": 8, "gpus_per_trial": 1}],
+        "labels": {"kind": "gpu"},
+        "cpus_per_trial": 0.25,
+    }
+    write_spec(tmp_path, budget=BUDGET, seeds=2, resources=resources)
+    setup = check_study(tmp_path / "spec.yaml").setup()
+    folder = StudyFolder(Store(tmp_path / "home").folder("tiny"))
+    asked: list[dict[str, float]] = []
+
+    class Asked:
+        """Notes what is reserved whenever a trial ends."""
+
+        def publish_study(self, study: StudyRecord) -> None:
+            pass
+
+        def publish_trial(self, trial: TrialRecord) -> None:
+            groups = ray.util.placement_group_table().values()
+            asked.extend(b for g in groups if g["state"] == "CREATED" for b in g["bundles"].values())
+
+    study = run_study(setup, begin_study(setup), folder, address=mixed_nodes, listeners=[Asked()])
+    trials = folder.trials()
+    assert study.state == "DONE" and {t.state for t in trials} <= {"COMPLETE", "PRUNED"}
+    ranks = {t.config.r for t in trials}
+    assert 8 in ranks and len(ranks) > 1
+    assert {bundle.get("GPU") for bundle in asked} == {0.25, 1.0}
+    # The node without the label has room for eight trials and gets none.
+    assert study.sessions[-1]["workers"] == 4
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_autoscaling_cluster_is_asked_for_more_than_it_has(tmp_path: Path, mixed_nodes: str) -> None:
+    from ranksearch.cluster.joined import join
+
+    write_inputs(tmp_path)
+    resources = {"gpus_per_trial": 4, "autoscaling": True, "max_concurrent": 3}
+    spec = load_spec(write_spec(tmp_path, resources=resources))
+    with join(mixed_nodes) as cluster:
+        cluster.refuse_lack(spec)
+        assert cluster.workers(spec.resources) == 3
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_node_that_does_not_see_the_studys_folder_is_named(
+    tmp_path: Path, mixed_nodes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ranksearch.cluster import joined
+
+    with joined.join(mixed_nodes) as cluster:
+        told: list[str] = []
+        cluster.check_reach(tmp_path, told.append)
+        assert not told and not list(tmp_path.iterdir())
+        # A task that looks elsewhere stands for a node on which the path is another folder.
+        monkeypatch.setattr(joined, "_reach", lambda folder, probe: open(f"/nowhere/{probe}").read())
+        cluster.check_reach(tmp_path, told.append)
+        assert len(told) == 2 and all("gave no answer" in text for text in told)
+        monkeypatch.setattr(joined, "_reach", lambda folder, probe: "No such file or directory")
+        with pytest.raises(StoreError, match="every node must see the study's folder.*No such file"):
+            cluster.check_reach(tmp_path, told.append)
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_address_where_no_cluster_is_gives_one_message(tmp_path: Path) -> None:

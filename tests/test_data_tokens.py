@@ -406,3 +406,39 @@ def test_a_folder_that_is_no_model_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DataError, match="JSON"):
         load_tokenizer(str(tmp_path))
+
+
+def test_a_rows_bytes_are_those_of_its_completion_as_far_as_it_is_kept(tmp_path: Path) -> None:
+    pairs = [
+        {"prompt": t, "completion": f"yes {'cold ' * (k % 5 + 1)}no"} for k, t in enumerate(sentences(40, words=3))
+    ]
+    whole = prepared(check(tmp_path, pairs, llama(), "generation"))
+    assert whole.ends == (3,)
+    for split in (whole.train, whole.eval, whole.test):
+        assert split.whole is not None and split.whole.all()
+        for k in range(len(split)):
+            # yes + colds + no + the end, which has no text.
+            colds = int(split.target_tokens[k]) - 3
+            assert split.target_bytes is not None and split.target_bytes[k] == len("yes " + "cold " * colds + "no")
+    cut = prepared(check(tmp_path, pairs, llama(), "generation", max_length=7)).train
+    assert cut.whole is not None and cut.target_bytes is not None and set(cut.whole) == {True, False}
+    assert set(cut.target_bytes[~cut.whole]) == {len("yes cold cold no"), len("yes cold cold cold")}
+
+
+def test_letters_beyond_ascii_count_by_their_bytes_and_marks_of_a_template_not_at_all(tmp_path: Path) -> None:
+    pairs = [{"prompt": f"renew {'abcdefgh'[k % 8]} {k}", "completion": "ñandú é"} for k in range(40)]
+    assert set(prepared(check(tmp_path, pairs, llama(), "generation")).train.target_bytes) == {10}  # type: ignore[arg-type]
+    chats = [
+        {"messages": [{"role": "user", "content": f"renew {k}"}, {"role": "assistant", "content": "yes cold"}]}
+        for k in range(40)
+    ]
+    data = prepared(check(tmp_path, chats, llama(TEMPLATE), "generation", messages="messages"))
+    assert set(data.train.target_bytes) == {len("yes cold")} and data.ends == (3,)  # type: ignore[arg-type]
+
+
+def test_roles_that_are_nobodys_are_named(tmp_path: Path) -> None:
+    chats = [
+        {"messages": [{"role": "human", "content": f"renew {k}"}, {"role": "gpt", "content": "yes"}]} for k in range(9)
+    ]
+    (fault,) = check(tmp_path, chats, llama(TEMPLATE), "generation", messages="messages").faults
+    assert "9 of 9" in str(fault) and "'gpt', 'human'" in str(fault) and "assistant" in str(fault)

@@ -437,3 +437,12 @@ def test_an_empty_home_has_the_declared_columns_and_no_rows(tmp_path: Path) -> N
 )
 def test_a_size_is_read_off_a_name_only_where_it_stands_there(name: str, size: int | None) -> None:
     assert parameters_in_name(name) == size
+
+
+def test_a_torn_study_of_the_own_home_is_told_and_does_not_hide_the_others(tmp_path: Path) -> None:
+    finish_study(tmp_path, "whole", values_of({2: 0.05, 8: 0.0}))
+    finish_study(tmp_path, "torn", values_of({2: 0.05, 8: 0.0}))
+    (tmp_path / "studies/torn/trials/00003.json").write_text('{"number": 3,')
+    evidence = load_evidence(tmp_path)
+    assert set(evidence.rows["study"]) == {"whole"}
+    assert any("torn is left out" in note and "00003.json" in note for note in evidence.notes)

@@ -10,7 +10,7 @@ import pytest
 from ranksearch.errors import PlanError
 from ranksearch.examine import examine_values
 from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters, layer_group, scaling
-from ranksearch.plan import Budget, fraction_of_grid, make_plan, refuse_lack
+from ranksearch.plan import Budget, Room, fraction_of_grid, make_plan, refuse_lack
 from ranksearch.search.setup import make_question
 from ranksearch.spec import Spec
 from ranksearch.strategies import make_strategy
@@ -90,9 +90,38 @@ def test_a_trial_that_can_not_fit_is_refused_with_the_estimate() -> None:
 def test_resources_that_do_not_exist_are_all_named_at_once() -> None:
     study = spec(resources={"cpus_per_trial": 8, "gpus_per_trial": 1})
     with pytest.raises(PlanError) as error:
-        refuse_lack(study, cpus=2, gpus=0)
+        refuse_lack(study, [Room(cpus=2)])
     assert len(error.value.faults) == 2
-    refuse_lack(study, cpus=8, gpus=1)
+    refuse_lack(study, [Room(cpus=8, gpus=1)])
+
+
+def test_a_higher_rank_asks_for_more_and_what_no_node_has_is_refused() -> None:
+    more = [{"from_rank": 8, "gpus_per_trial": 1}, {"method": "dora", "cpus_per_trial": 4}]
+    study = spec(resources={"gpus_per_trial": 0.25, "more": more})
+    needs = study.resources.needs
+    assert [needs(r, "lora") for r in (2, 8, 64)] == [(1, 0.25), (1, 1), (1, 1)]
+    assert needs(2, "dora") == (4, 0.25) and needs(8, "dora") == (4, 1)
+    refuse_lack(study, [Room(cpus=1), Room(cpus=2, gpus=1)])
+    with pytest.raises(PlanError, match="gpus_per_trial=1, 0.5 GPUs"):
+        refuse_lack(study, [Room(cpus=2, gpus=0.5)])
+
+
+def test_cpus_and_gpus_on_two_nodes_are_no_room() -> None:
+    study = spec(resources={"cpus_per_trial": 4, "gpus_per_trial": 1})
+    with pytest.raises(PlanError, match="each on another node"):
+        refuse_lack(study, [Room(cpus=8), Room(cpus=2, gpus=1)])
+
+
+def test_a_label_that_no_node_has_is_refused() -> None:
+    study = spec(resources={"labels": {"accelerator": "H200"}})
+    refuse_lack(study, [Room(cpus=1), Room(cpus=1, labels={"accelerator": "H200", "zone": "a"})])
+    with pytest.raises(PlanError, match="labels"):
+        refuse_lack(study, [Room(cpus=64, labels={"accelerator": "A100"})])
+
+
+def test_a_cluster_that_grows_refuses_nothing() -> None:
+    study = spec(resources={"gpus_per_trial": 8, "labels": {"zone": "a"}, "autoscaling": True, "max_concurrent": 4})
+    refuse_lack(study, [Room(cpus=0)])
 
 
 def test_a_default_warm_up_longer_than_the_run_is_told() -> None:

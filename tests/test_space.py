@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ranksearch.methods import METHODS
 from ranksearch.space import PARAMETERS, Choices, Fixed, IntRange, LogRange, read_space
 
 BASE: dict[str, Any] = {"r": {"choices": [2, 4]}, "learning_rate": 1e-3}
@@ -120,3 +121,59 @@ def test_a_number_too_large_for_a_float_is_a_fault_like_any_other() -> None:
     space, found = read_space({"r": 10**400, "learning_rate": {"log": [1e-3, 10**400]}, "batch_size": 10**7})
     assert space is None
     assert [fault.place for fault in found] == ["space.r", "space.learning_rate", "space.batch_size"]
+
+
+def test_a_methods_own_parameters_are_there_with_their_defaults_and_only_with_the_method() -> None:
+    assert space().config({"r": 2}).method_parameters == {"mlp_rank_ratio": 1.0, "l2_lambda": 0.0}
+    found = space(method="alternate-ab", alternate_steps={"int": [2, 9]})
+    assert "l2_lambda" not in found.domains and found.domains["alternate_steps"] == IntRange(2, 9)
+    assert found.config({"r": 2, "alternate_steps": 3}).method_parameters == {"alternate_steps": 3}
+
+
+def test_where_the_method_is_searched_each_point_has_the_parameters_of_its_own() -> None:
+    changes = {"method": {"choices": ["lora", "sparse-mask", "dora"]}, "keep_share": {"choices": [0.2, 0.5, 1]}}
+    found = space(**changes, l2_lambda={"choices": [0, 0.01]})
+    points = list(found.points())
+    # Two ranks; for lora two penalties, for sparse-mask three shares, for dora neither.
+    assert found.size == len(points) == 2 * (2 + 3 + 1)
+    assert len({found.config(p).key for p in points}) == len(points)
+    for point in points:
+        config = found.config(point)
+        assert found.contains(point)
+        assert set(config.method_parameters) == set(METHODS[config.method].parameters)
+        assert ("keep_share" in point) == (config.method == "sparse-mask")
+    foreign = {"method": "dora", "r": 2, "keep_share": 0.2}
+    assert not found.contains(foreign)
+    with pytest.raises(ValueError, match="a point of method dora must not hold keep_share"):
+        found.config(foreign)
+    again, faults = read_space(found.plain())
+    assert not faults and again == found
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_space_of_each_method_is_what_its_own_plain_form_reads_back(method: str) -> None:
+    given = {"method": method, "learning_rate": 1e-3} | ({"r": 4} if METHODS[method].ranked else {})
+    found, faults = read_space(given)
+    assert found is not None and not faults
+    assert read_space(found.plain()) == (found, [])
+    assert found.config({}).r == (4 if METHODS[method].ranked else 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"patience": 2}, "`patience` belongs to the method layer-scale"),
+        ({"method": {"choices": ["lora", "dora"]}, "keep_share": 0.5}, "or let `method` hold sparse-mask"),
+        ({"method": "dora", "l2_lambda": 0.1}, "belongs to the method lora"),
+        ({"method": "full"}, "`r` must be left out"),
+        ({"method": "lisa", "r": 8}, "has no adapter and so no rank"),
+        ({"method": {"choices": ["lora", "full"]}}, "the only method of its study"),
+        ({"method": "full", "r": 1, "lora_dropout": 0.1}, "`lora_dropout` means nothing to the method full"),
+        ({"method": {"choices": ["lora", "adalora"]}, "use_rslora": True}, "means nothing to the method adalora"),
+        ({"keep_shar": 0.5, "method": "sparse-mask"}, "Did you mean `keep_share`"),
+        ({"mlp_rank_ratio": 0}, "above 0"),
+        ({"mlp_rank_ratio": 1.5}, "at most 1"),
+    ],
+)
+def test_what_a_method_does_not_know_is_one_fault_that_says_whose_it_is(changes: dict[str, Any], words: str) -> None:
+    assert words in fault(**changes)

@@ -225,3 +225,19 @@ def test_an_override_is_given_once_and_names_every_level(tmp_path: Path) -> None
         "an override must be KEY=VALUE",
         "an override must be KEY=VALUE",
     ]
+
+
+def test_trials_on_cpus_and_gpus_side_by_side_are_refused(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, resources={"more": [{"from_rank": 4, "gpus_per_trial": 1}]})
+    assert "one kind of device" in fault and "resources.more" in fault
+
+
+def test_a_cluster_that_grows_must_be_told_how_far(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, resources={"autoscaling": True})
+    assert "max_concurrent" in fault
+    assert not faults(tmp_path, resources={"autoscaling": True, "max_concurrent": 4})
+
+
+def test_an_unknown_key_of_more_resources_is_refused(tmp_path: Path) -> None:
+    (fault,) = faults(tmp_path, resources={"more": [{"from_rank": 4, "gpu": 1}]})
+    assert "resources.more" in fault and "gpu" in fault

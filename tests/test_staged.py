@@ -10,7 +10,7 @@ import pytest
 from ranksearch.config import TrialConfig
 from ranksearch.records import TrialRecord, TruncationPoint
 from ranksearch.strategies.staged import expected_gain, middle_rank
-from tests.driving import Files, drive, loss_at, make
+from tests.driving import SPACE, Files, drive, loss_at, make
 
 NOISE = 0.004
 
@@ -179,3 +179,39 @@ def test_a_search_that_has_little_left_to_gain_ends_early_and_says_so() -> None:
     assert 30 <= len(search) < 35
     (reference,) = [t for t in flat.trials.values() if t.purpose == "reference"]
     assert f"ended at {len(search)} of 60" in reference.why
+
+
+PISSA = SPACE | {"method": "pissa"}
+
+
+def test_where_adapters_cannot_be_truncated_the_whole_ladder_is_tried_and_the_study_says_why() -> None:
+    _, coordinator = run(8, space=PISSA)
+    trials = coordinator.trials()
+    assert not any(t.purpose == "reference" for t in trials)
+    selected = [t for t in trials if t.stage == "candidates"]
+    assert {t.config.r for t in selected} | {16} == {2, 4, 8, 16, 32, 64}
+    assert all("adapters of pissa can't be truncated" in t.why for t in selected)
+    decision = coordinator.strategy.decision(trials)
+    assert decision is not None and decision.chosen_r == 8
+    stages = {s.name: s for s in coordinator.strategy.stages()}
+    assert "truncate" not in stages and "pissa can't be truncated" in stages["candidates"].about
+    assert stages["candidates"].runs >= len(selected)
+
+
+def test_a_long_ladder_is_tried_in_steps_of_its_log() -> None:
+    space = PISSA | {"r": {"int": [2, 64]}}
+    strategy = make(Files(), strategy="staged", space=space).strategy
+    assert strategy._spread() == [2, 4, 8, 16, 32, 64]
+
+
+def test_a_search_over_methods_truncates_when_the_best_one_can_be() -> None:
+    space = SPACE | {"method": {"choices": ["lora", "dora"]}}
+
+    def loss(config: TrialConfig, seed: int, fidelity: int) -> float:
+        return loss_with_elbow(8)(config, seed, fidelity) + (0.5 if config.method == "dora" else 0.0)
+
+    coordinator = make(Files(), strategy="staged", space=space)
+    drive(coordinator, loss=loss, truncation=curve(8))
+    (reference,) = [t for t in coordinator.trials() if t.purpose == "reference"]
+    assert reference.config.method == "lora" and reference.truncation
+    assert {s.name for s in coordinator.strategy.stages()} >= {"truncate", "candidates"}

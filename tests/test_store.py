@@ -64,7 +64,7 @@ def test_a_torn_record_is_named_with_what_to_do(tmp_path: Path) -> None:
     folder.write_trial(record())
     path = tmp_path / "trials" / "00000.json"
     path.write_text(path.read_text()[:50])
-    with pytest.raises(StoreError, match=r"00000\.json is not a whole record.*Move it away"):
+    with pytest.raises(StoreError, match=r"00000\.json is not a whole record.*puts it back"):
         folder.trials()
 
 
@@ -189,3 +189,63 @@ def test_a_home_that_is_a_file_holds_no_studies_and_says_so(tmp_path: Path) -> N
     (tmp_path / "home").write_text("")
     with pytest.raises(StoreError, match="must be a folder"):
         Store(tmp_path / "home").studies()
+
+
+def tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def test_a_torn_record_comes_back_from_its_copy(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    running = record(number=0, state="RUNNING")
+    done = record(number=1, state="COMPLETE")
+    for each in (running, record(number=1, state="RUNNING"), done):
+        folder.write_trial(each)
+    for name in ("00000.json", "00001.json"):
+        tear(tmp_path / "trials" / name)
+    told = folder.mend()
+    assert len(told) == 2 and "put back from its copy, which is COMPLETE" in told[1]
+    assert folder.trials() == [running, done]
+    assert (tmp_path / "trials" / "00001.json.torn").is_file()
+    assert folder.mend() == []
+
+
+def test_a_torn_record_without_a_copy_is_moved_away(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write_trial(record(number=0, state="COMPLETE"))
+    (tmp_path / "copies.jsonl").unlink()
+    tear(tmp_path / "trials" / "00000.json")
+    (told,) = folder.mend()
+    assert "run again" in told and folder.trials() == []
+
+
+def test_a_torn_copy_hides_no_other(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write_trial(record(number=0, state="COMPLETE"))
+    with (tmp_path / "copies.jsonl").open("ab") as file:
+        file.write(b'{"schema_version": 1, "numb')
+    folder.write_trial(record(number=1, state="COMPLETE"))
+    for name in ("00000.json", "00001.json"):
+        tear(tmp_path / "trials" / name)
+    folder.mend()
+    assert [t.number for t in folder.trials()] == [0, 1]
+
+
+def test_a_record_of_a_newer_version_is_left_where_it_is(tmp_path: Path) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write_trial(record())
+    path = tmp_path / "trials" / "00000.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 99}))
+    with pytest.raises(StoreError, match="Upgrade"):
+        folder.mend()
+    assert path.is_file()
+
+
+@pytest.mark.parametrize("place", ["/etc", "../other/adapters/00000", "adapters/../../.."])
+def test_an_adapter_outside_of_the_study_is_refused(tmp_path: Path, place: str) -> None:
+    folder = StudyFolder(tmp_path)
+    folder.write_trial(record())
+    path = tmp_path / "trials" / "00000.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"adapter": place}))
+    with pytest.raises(StoreError, match="within the study's folder"):
+        folder.trials()

@@ -13,7 +13,8 @@ from peft.tuners.lora.layer import LoraLayer
 from torch import nn
 
 from ranksearch.errors import SpecError
-from ranksearch.training import AdapterRun, Workbench, truncation_curve
+from ranksearch.training import AdapterRun, Workbench, truncate_saved, truncation_curve
+from ranksearch.training.saving import load_saved
 from ranksearch.training.truncation import factors, pattern_ranks
 from tests.tiny_models import make_config, make_workbench
 
@@ -82,15 +83,15 @@ def test_parameters_of_a_point_are_those_of_a_run_at_that_rank(bench: Workbench,
 
 def test_one_threshold_over_all_layers_keeps_the_largest_values() -> None:
     spectra = [torch.tensor([9.0, 1.0, 0.1]), torch.tensor([5.0, 4.0, 3.0]), torch.tensor([0.5, 0.2, 0.01])]
-    assert pattern_ranks(spectra, 1) == [1, 2, 0]
-    assert pattern_ranks(spectra, 2) == [2, 3, 1]
-    assert pattern_ranks(spectra, 3) == [3, 3, 3]
+    assert pattern_ranks(spectra, 3) == [1, 2, 0]
+    assert pattern_ranks(spectra, 6) == [2, 3, 1]
+    assert pattern_ranks(spectra, 9) == [3, 3, 3]
 
 
 def test_it_agrees_with_pefts_own_conversion_where_both_apply(run: AdapterRun) -> None:
     ours = layers(run.model)
     with pytest.warns(UserWarning, match="already a LoRA adapter"):
-        converted, tensors = convert_to_lora(run._peft, rank=3, progressbar=False)
+        converted, tensors = convert_to_lora(run._method.root, rank=3, progressbar=False)
     scaling = converted.lora_alpha / converted.r
     for name, layer in ours.items():
         a, b = factors(layer).cut(3, layer.scaling["default"])
@@ -104,3 +105,42 @@ def test_dora_is_refused_by_name(tmp_path: Path) -> None:
     (layer,) = layers(model).values()
     with pytest.raises(SpecError, match="truncation needs adapters whose change is scaling"):
         factors(layer)
+
+
+@pytest.mark.parametrize("use_rslora", [False, True])
+def test_a_truncated_adapter_on_disk_measures_what_the_curve_says(
+    bench: Workbench, tmp_path: Path, use_rslora: bool
+) -> None:
+    with AdapterRun(bench, make_config(r=8, use_rslora=use_rslora), seed=0, max_steps=30) as trained:
+        trained.advance(30)
+        trained.save(tmp_path / "whole")
+        points = {(p.kind, p.r): p for p in truncation_curve(trained, [1, 3], "eval")}
+    for r in (1, 3):
+        point = points["uniform", r]
+        made = truncate_saved(bench, tmp_path / "whole", tmp_path / f"uniform{r}", r)
+        assert made.metrics["eval/nll"] == pytest.approx(point.metrics["eval/nll"], abs=1e-5)
+        assert (made.r, made.trainable_parameters) == (r, point.trainable_parameters)
+        point = points["pattern", r]
+        made = truncate_saved(bench, tmp_path / "whole", tmp_path / f"pattern{r}", point.rank_pattern)
+        assert made.metrics["eval/nll"] == pytest.approx(point.metrics["eval/nll"], abs=1e-5)
+        assert made.trainable_parameters == point.trainable_parameters
+
+
+def test_patterns_keep_the_scaling_that_all_layers_have(bench: Workbench, run: AdapterRun, tmp_path: Path) -> None:
+    run.save(tmp_path / "whole")
+    names = list(layers(run.model))
+    ranks = {name: i % 3 for i, name in enumerate(names)}
+    truncate_saved(bench, tmp_path / "whole", tmp_path / "cut", ranks)
+    loaded = layers(load_saved(bench, tmp_path / "cut").get_base_model())
+    # A layer without a rank has no adapter any more.
+    assert {n: m.r["default"] for n, m in loaded.items()} == {n: k for n, k in ranks.items() if k}
+    assert len({round(m.scaling["default"], 9) for m in loaded.values()}) == 1
+
+
+def test_a_rank_that_is_not_below_the_adapters_own_is_refused(
+    bench: Workbench, run: AdapterRun, tmp_path: Path
+) -> None:
+    run.save(tmp_path / "whole")
+    for r in (0, 8, 9):
+        with pytest.raises(SpecError, match="at least 1 and below the adapter's own"):
+            truncate_saved(bench, tmp_path / "whole", tmp_path / "cut", r)

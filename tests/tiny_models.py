@@ -6,16 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     BertConfig,
     BertModel,
     DistilBertConfig,
     DistilBertModel,
     GPT2Config,
+    GPT2LMHeadModel,
     GPT2Model,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaModel,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
     RobertaConfig,
     RobertaModel,
 )
@@ -83,6 +87,49 @@ def save_model(folder: Path, family: str = "bert", *, dropout: float = 0.1) -> M
         torch.manual_seed(0)
         FAMILIES[family](dropout).save_pretrained(folder)
     return ModelSource(str(folder))
+
+
+def save_decoder(folder: Path, family: str = "llama") -> ModelSource:
+    """Writes a random decoder with its output layer and a tokenizer of the words w0, w1, ...; w2 ends a text."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = FAMILIES[family](0.0)
+        # Random features tell words apart only when they are large.
+        body.config.initializer_range = 0.3
+        kind = {"llama": LlamaForCausalLM, "gpt2": GPT2LMHeadModel}[family]
+        kind(body.config).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w3"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="w0", eos_token="w2", model_max_length=64
+    ).save_pretrained(folder)
+    return ModelSource(str(folder))
+
+
+def make_answers(rows: int, seed: int) -> Split:
+    """Prompts of random length with an animal word in them; the answer is three words of that animal, and an end."""
+    rng = np.random.default_rng(seed)
+    texts, marks, sizes = [], [], []
+    for _ in range(rows):
+        length, animal = int(rng.integers(3, 15)), int(rng.integers(0, len(CLASSES)))
+        prompt = rng.integers(10, VOCAB, length)
+        prompt[rng.integers(0, length)] = 5 + animal
+        answer = [20 + animal, 30 + animal, *[40 + animal] * int(rng.integers(1, 4)), 2]
+        texts.append(np.array([*prompt, *answer], dtype=np.int32))
+        marks.append(np.arange(len(texts[-1])) >= length)
+        sizes.append(4 * (len(answer) - 1) - 1)
+    offsets = np.concatenate([[0], np.cumsum([len(t) for t in texts])]).astype(np.int64)
+    return Split(
+        np.concatenate(texts), offsets, trained=np.concatenate(marks), target_bytes=np.array(sizes, dtype=np.int64),
+        whole=np.ones(rows, dtype=np.bool_),
+    )  # fmt: skip
+
+
+def make_generation(folder: Path, family: str = "llama", **options: object) -> Workbench:
+    """A workbench for generation in fp32 on the CPU."""
+    parts = [make_answers(n, seed) for seed, n in enumerate((96, 40, 40))]
+    data = Prepared("generation", *parts, labels=(), pad_id=0, max_length=20, ends=(2,))
+    return Workbench(save_decoder(folder, family), data, **{"precision": "fp32", "device": "cpu", **options})  # type: ignore[arg-type]
 
 
 def make_split(rows: int, seed: int, *, longest: int = 20) -> Split:

@@ -85,7 +85,7 @@ def overhead(study: StudyRecord, trials: Sequence[TrialRecord]) -> Overhead | No
     spans = []
     for session in study.sessions:
         seconds, workers = session.get("seconds"), session.get("workers")
-        if seconds is None or workers is None or "began_at" not in session:
+        if seconds is None or workers is None or "began_at" not in session or session.get("stopped") == "killed":
             return None
         wall += seconds
         capacity += seconds * workers

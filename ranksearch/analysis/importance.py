@@ -46,7 +46,8 @@ def importances(study: StudyRecord, trials: Sequence[TrialRecord]) -> Importance
     Values of different fidelities are never mixed: the fidelity is the highest that `ENOUGH_TRIALS` search trials
     reached, so that stopped trials count where the survivors alone are too few. fANOVA (Hutter et al. 2014) shares
     out the variance over the space by a random forest; with many trials PED-ANOVA (arXiv 2304.10255) compares where
-    the best tenth and where all trials lie. A parameter that had one value in all of them has no share.
+    the best tenth and where all trials lie. A parameter that had one value in all of them has no share, nor has one
+    that belongs to some of the searched methods only: the others' trials have no value of it.
     """
     metric, direction = study.metric()
     space, faults = read_space(study.spec["space"])
@@ -74,7 +75,8 @@ def importances(study: StudyRecord, trials: Sequence[TrialRecord]) -> Importance
     points = by_fidelity[fidelity]
     if len({value for _, value in points}) == 1:
         return Importances({}, fidelity, len(points), f"All {len(points)} trials have the same {metric}.")
-    varied = [name for name in space.searched if len({str(point[name]) for point, _ in points}) > 1]
+    everywhere = [name for name in space.searched if all(name in point for point, _ in points)]
+    varied = [name for name in everywhere if len({str(point[name]) for point, _ in points}) > 1]
     if not varied:
         return Importances({}, fidelity, len(points), f"All {len(points)} trials have the same configuration.")
     method, shares = _measure(Space({name: space.domains[name] for name in varied}), points, direction)
@@ -128,7 +130,10 @@ def _ordered(domain: Domain) -> bool:
 def _point(space: Space, trial: TrialRecord) -> dict[str, Any] | None:
     """The trial's place among the distributions; None when it lies outside of the space."""
     point: dict[str, Any] = {}
+    active = space.active(trial.config.method)
     for name, domain in space.searched.items():
+        if name not in active:
+            continue
         value = trial.values.get(name)
         value = tuple(value) if isinstance(value, list) else value
         if value is None or not Space({name: domain}).contains({name: value}):

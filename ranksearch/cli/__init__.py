@@ -15,10 +15,12 @@ import click
 from ranksearch import __version__
 from ranksearch.cli.assets import assets
 from ranksearch.cli.common import open_streams, say
+from ranksearch.cli.compose import compose
+from ranksearch.cli.jobs import logs, stop, submit
 from ranksearch.cli.knowledge import evidence, learn, recommend
 from ranksearch.cli.replay import replay
 from ranksearch.cli.results import export, list_studies, report, status
-from ranksearch.cli.service import sync, ui
+from ranksearch.cli.service import doctor, sync, ui
 from ranksearch.cli.study import check, plan, search
 from ranksearch.errors import InputError, RankSearchError, without_login
 
@@ -42,6 +44,9 @@ for _command in (
     check,
     plan,
     search,
+    submit,
+    logs,
+    stop,
     list_studies,
     status,
     report,
@@ -50,9 +55,11 @@ for _command in (
     learn,
     recommend,
     replay,
+    compose,
     assets,
     ui,
     sync,
+    doctor,
 ):
     cli.add_command(_command)
 

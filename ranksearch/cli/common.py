@@ -12,11 +12,26 @@ from typing import Any
 
 import click
 
-__all__ = ["json_option", "open_streams", "printable", "say", "stdout_for_json", "study_names", "told"]
+__all__ = ["RankOrAuto", "json_option", "open_streams", "printable", "say", "stdout_for_json", "study_names", "told"]
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, all else on stderr."
 )
+
+
+class RankOrAuto(click.ParamType[Any]):
+    """A rank, or the word auto."""
+
+    name = "RANK|auto"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number, or "auto"."""
+        if value == "auto" or isinstance(value, int):
+            return value
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"it must be a rank or auto, but got {value!r}. Write --truncate-to 4, for example.", param, ctx)
 
 
 def study_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

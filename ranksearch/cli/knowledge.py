@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ranksearch.cli.common import json_option, say, stdout_for_json, told
+
+if TYPE_CHECKING:
+    from ranksearch.evidence import Evidence
 
 __all__ = ["evidence", "learn", "recommend"]
 
@@ -69,13 +73,12 @@ def learn(as_json: bool, out: Path | None, mermaid: bool) -> None:
     \b
     Example: ranksearch learn --out rules.json
     """
-    from ranksearch.evidence import load_evidence
     from ranksearch.rules import flow_mermaid, flow_text
     from ranksearch.rules import learn as build
-    from ranksearch.store import default_home, write_atomic
+    from ranksearch.store import write_atomic
 
     with stdout_for_json(as_json) as emit:
-        flow = build(load_evidence(default_home()))
+        flow = build(_evidence())
         emit(flow.model_dump(mode="json"))
     if out is not None:
         write_atomic(out, flow.model_dump_json(indent=1))
@@ -105,14 +108,12 @@ def recommend(
     \b
     Example: ranksearch recommend --task classification --examples 5000
     """
-    from ranksearch.evidence import load_evidence
     from ranksearch.rules import answer_text
     from ranksearch.rules import learn as build
     from ranksearch.rules import recommend as ask
-    from ranksearch.store import default_home
 
     with stdout_for_json(as_json) as emit:
-        flow = build(load_evidence(default_home()))
+        flow = build(_evidence())
         answer = ask(
             flow,
             task=task,
@@ -125,3 +126,14 @@ def recommend(
         emit(answer.model_dump(mode="json"))
     if not as_json:
         told(answer_text(answer))
+
+
+def _evidence() -> Evidence:
+    """All evidence of the home; what is left out of it is told."""
+    from ranksearch.evidence import load_evidence
+    from ranksearch.store import default_home
+
+    found = load_evidence(default_home())
+    for note in found.notes:
+        say(note)
+    return found

@@ -1,13 +1,14 @@
-"""`ui` and `sync`: the MLflow side."""
+"""`ui`, `sync` and `doctor`: the MLflow side, and what may be wrong around it."""
 
 from __future__ import annotations
 
 import click
 
-from ranksearch.cli.common import say, study_names
-from ranksearch.errors import Fault, SpecError, StoreError
+from ranksearch.cli.common import json_option, say, stdout_for_json, study_names, told
+from ranksearch.cli.jobs import address_option
+from ranksearch.errors import Fault, RankSearchError, SpecError, StoreError
 
-__all__ = ["sync", "ui"]
+__all__ = ["doctor", "sync", "ui"]
 
 
 @click.command(short_help="The MLflow UI on this store.")
@@ -70,3 +71,28 @@ def sync(study: str, tracking_uri: str | None) -> None:
             say,
         )
     say(f"All of {study} is in MLflow at {sent['tracking_uri']}, run {sent['parent_run_id']}.")
+
+
+@click.command(short_help="What is installed, reachable, misconfigured.")
+@address_option(required=False)
+@click.option("--tracking-uri", envvar="MLFLOW_TRACKING_URI", help="MLflow server; by default the store of this home.")
+@json_option
+def doctor(address: str | None, tracking_uri: str | None, as_json: bool) -> None:
+    """Look at versions, processors, GPUs, storage, secrets, MLflow and, at --address, a cluster; say what to do.
+
+    \b
+    Example: ranksearch doctor --address http://127.0.0.1:8265
+    """
+    from ranksearch.cluster.doctor import examine
+    from ranksearch.store import default_home
+
+    found = []
+    with stdout_for_json(as_json) as emit:
+        for finding in examine(default_home(), tracking_uri, address):
+            found.append(finding)
+            if not as_json:
+                told(f"{finding.verdict:<5} {finding.about}: {finding.told} {finding.remedy}".rstrip())
+        emit({"ok": all(f.verdict != "bad" for f in found), "findings": [vars(f) for f in found]})
+    bad = sum(f.verdict == "bad" for f in found)
+    if bad:
+        raise RankSearchError(f"{bad} of {len(found)} looks found something that has to be mended.")

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 __all__ = ["check", "plan", "search"]
 
 _spec = click.argument("spec", type=click.Path(dir_okay=False, path_type=Path))
+_trust = click.option(
+    "--trust-remote-code", is_flag=True, help="Let a model's own Python code run, where the spec says so too."
+)
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
 
 
 @click.command(short_help="Every fault in a spec and its data, at once.")
 @_spec
 @_overrides
+@_trust
 @json_option
-def check(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def check(spec: Path, overrides: tuple[str, ...], trust_remote_code: bool, as_json: bool) -> None:
     """Find every fault in SPEC and in the data and model that it names; train nothing.
 
     \b
@@ -36,7 +40,7 @@ def check(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     with stdout_for_json(as_json) as emit:
         try:
-            checked = _checked(spec, overrides)
+            checked = _checked(spec, overrides, trust_remote_code)
         except InputError as error:
             emit(checked_json(error.faults))
             raise
@@ -53,8 +57,9 @@ def check(spec: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 @_spec
 @_overrides
 @click.option("--measure", is_flag=True, help="Load the model and time a few steps here, to estimate the hours.")
+@_trust
 @json_option
-def plan(spec: Path, overrides: tuple[str, ...], measure: bool, as_json: bool) -> None:
+def plan(spec: Path, overrides: tuple[str, ...], measure: bool, trust_remote_code: bool, as_json: bool) -> None:
     """Work SPEC out: trials, rungs, steps, memory and disk; refuse what can't fit.
 
     \b
@@ -63,7 +68,7 @@ def plan(spec: Path, overrides: tuple[str, ...], measure: bool, as_json: bool) -
     from ranksearch.search.check import measure_hours, plan_text
 
     with stdout_for_json(as_json) as emit:
-        checked = _checked(spec, overrides)
+        checked = _checked(spec, overrides, trust_remote_code)
         setup = checked.setup()
         for note in (*checked.notes, *setup.plan.notes):
             say(note)
@@ -79,7 +84,8 @@ def plan(spec: Path, overrides: tuple[str, ...], measure: bool, as_json: bool) -
 @_overrides
 @click.option("--address", help="Address of a Ray cluster to join; without it Ray is started here.")
 @click.option("--resume", is_flag=True, help="Go on with the study of this name.")
-@click.option("--tracking-uri", help="MLflow server; overrides tracking.uri.")
+@click.option("--tracking-uri", envvar="RANKSEARCH_TRACKING_URI", help="MLflow server; overrides tracking.uri.")
+@_trust
 @click.option("--quiet", is_flag=True, help="Say nothing while it runs.")
 @json_option
 def search(
@@ -88,6 +94,7 @@ def search(
     address: str | None,
     resume: bool,
     tracking_uri: str | None,
+    trust_remote_code: bool,
     quiet: bool,
     as_json: bool,
 ) -> None:
@@ -102,7 +109,7 @@ def search(
     if tracking_uri is not None:
         overrides = (*overrides, f"tracking.uri={json.dumps(tracking_uri)}")
     with stdout_for_json(as_json) as emit:
-        record = _search(spec, overrides, address, resume, quiet)
+        record = _search(_checked(spec, overrides, trust_remote_code), address, resume, quiet)
         emit(record.result)
     _say_overhead(record)
     if not as_json:
@@ -113,13 +120,13 @@ def search(
         raise KeyboardInterrupt
 
 
-def _checked(spec: Path, overrides: tuple[str, ...]) -> Checked:
+def _checked(spec: Path, overrides: tuple[str, ...], trust_remote_code: bool) -> Checked:
     from ranksearch.search.check import check_study
 
-    return check_study(spec, overrides)
+    return check_study(spec, overrides, trust_remote_code=trust_remote_code)
 
 
-def _search(spec: Path, overrides: tuple[str, ...], address: str | None, resume: bool, quiet: bool) -> StudyRecord:
+def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) -> StudyRecord:
     from rich.console import Console
 
     from ranksearch.report import write_report
@@ -131,7 +138,6 @@ def _search(spec: Path, overrides: tuple[str, ...], address: str | None, resume:
     from ranksearch.tracking import Tracker
 
     store = Store(default_home())
-    checked = _checked(spec, overrides)
     if checked.name is not None:
         _refuse_name(checked.name, store, resume)
     setup = checked.setup()
@@ -140,6 +146,8 @@ def _search(spec: Path, overrides: tuple[str, ...], address: str | None, resume:
     name = setup.spec.name
     folder = StudyFolder(store.folder(name))
     with folder.lease():
+        for note in folder.mend() if resume else ():
+            say(note)
         record = resume_study(folder.study(), setup) if resume else begin_study(setup)
         console = Console(stderr=True)
         progress = Progress(
@@ -199,7 +207,8 @@ def _answer(record: StudyRecord) -> str:
     if recommended is not None:
         lines.append(
             f"{record.name}: {result['status']}. r={recommended['r']}, lora_alpha={recommended['lora_alpha']}, "
-            f"learning_rate={recommended['learning_rate']:.3g}, head_lr_ratio={recommended['head_lr_ratio']:.3g}"
+            f"learning_rate={recommended['learning_rate']:.3g}"
+            + (f", head_lr_ratio={recommended['head_lr_ratio']:.3g}" if record.model.head_modules else "")
         )
     if decision is not None:
         lines.append(decision["why"])

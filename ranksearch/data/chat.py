@@ -12,6 +12,8 @@ from typing import Any
 
 __all__ = ["Chat", "Unshown", "render_chat"]
 
+_ROLES = {"system", "developer", "user", "assistant", "tool"}
+
 Turn = Mapping[str, Any]
 Render = Callable[[Sequence[Turn], bool], str]
 """(turns, whether the assistant's header is added) -> text."""
@@ -53,7 +55,8 @@ def render_chat(turns: Sequence[Turn], render: Render) -> Chat:
     """
     plain = [_plain(turn) for turn in turns]
     if not any(_says(turn) for turn in plain):
-        raise Unshown("no answer")
+        others = sorted({turn["role"] for turn in plain if turn["role"] not in _ROLES})
+        raise Unshown("no answer", f"roles {', '.join(map(repr, others))}" if others else "")
     try:
         text = render(plain, False)
         spans = tuple(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +27,18 @@ if TYPE_CHECKING:
 
 __all__ = ["tokenise_generation"]
 
-Encoded = tuple[list[list[int]], list[npt.NDArray[np.bool_]]]
-"""Ids and trained marks of each row, uncut."""
+
+@dataclass
+class _Encoded:
+    """The rows of a part, uncut."""
+
+    ids: list[list[int]] = field(default_factory=list)
+    trained: list[npt.NDArray[np.bool_]] = field(default_factory=list)
+    """Which tokens are trained; shape (tokens of the row,)."""
+    size: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    """UTF-8 bytes of trained text up to each token; shape (tokens of the row,)."""
+    ends: set[int] = field(default_factory=set)
+    """Special tokens that end what is trained."""
 
 
 def tokenise_generation(
@@ -50,7 +61,7 @@ def tokenise_generation(
     notes = list(dataset.notes)
     facts: dict[str, Any] = {}
     parts = dict(dataset.parts)
-    encoded: dict[str, Encoded] = {}
+    encoded: dict[str, _Encoded] = {}
     if "messages" in parts["train"].cells:
         chats = _render(dataset, tokenizer, parts, notes, facts)
         for part in PARTS:
@@ -60,14 +71,14 @@ def tokenise_generation(
             notes.append("the tokenizer has no end-of-text token: completions are trained without an end")
         for part in PARTS:
             encoded[part] = _encode_completions(tokenizer, parts[part])
-    lengths = {part: np.array([len(row) for row in encoded[part][0]], dtype=np.int64) for part in PARTS}
+    lengths = {part: np.array([len(row) for row in encoded[part].ids], dtype=np.int64) for part in PARTS}
     max_length, how = choose_length(lengths["train"], given, limit, notes)
     splits: dict[str, Split] = {}
     kept: dict[str, Rows] = {}
     whole: dict[str, npt.NDArray[np.bool_]] = {}
     partly: dict[str, npt.NDArray[np.bool_]] = {}
     for part in PARTS:
-        ids, marks = encoded[part]
+        ids, marks, sizes = encoded[part].ids, encoded[part].trained, encoded[part].size
         left = np.array([bool(m[:max_length].any()) for m in marks], dtype=np.bool_)
         whole[part] = ~left
         partly[part] = left & np.array([bool(m[max_length:].any()) for m in marks], dtype=np.bool_)
@@ -75,7 +86,13 @@ def tokenise_generation(
         kept[part] = parts[part].take(full)
         flat, offsets = ragged([ids[i][:max_length] for i in full])
         trained = np.concatenate([marks[i][:max_length] for i in full]) if len(full) else np.zeros(0, dtype=np.bool_)
-        splits[part] = Split(flat, offsets, trained=trained)
+        splits[part] = Split(
+            flat,
+            offsets,
+            trained=trained,
+            target_bytes=np.array([sizes[i][:max_length][-1] for i in full], dtype=np.int64),
+            whole=~partly[part][full],
+        )
     longest = max(int(n.max(initial=0)) for n in lengths.values())
     cuts = {"cut_whole": _by_file(parts, whole), "cut_in_part": _by_file(parts, partly)}
     words = "what the assistant says" if "messages" in parts["train"].cells else "the completion"
@@ -90,7 +107,8 @@ def tokenise_generation(
             notes.append(f"{one['file']}: at max_length {max_length} {words} is cut away {told}: {where}; {remedy}")
             del one["numbers"][KEPT:]
     facts["max_length"] = {"tokens": max_length, "how": how, "longest_row": longest, **cuts}
-    return finish(dataset, tokenizer, splits, kept, max_length, facts, notes)
+    prepared = finish(dataset, tokenizer, splits, kept, max_length, facts, notes)
+    return replace(prepared, ends=tuple(sorted(encoded["train"].ends)))
 
 
 def _by_file(parts: dict[str, Rows], chosen: dict[str, npt.NDArray[np.bool_]]) -> list[dict[str, Any]]:
@@ -109,32 +127,52 @@ def _by_file(parts: dict[str, Rows], chosen: dict[str, npt.NDArray[np.bool_]]) -
     ]
 
 
-def _encode_completions(tokenizer: PreTrainedTokenizerBase, rows: Rows) -> Encoded:
+def _encode_completions(tokenizer: PreTrainedTokenizerBase, rows: Rows) -> _Encoded:
     """Leading special tokens, prompt, completion, end of text."""
     bare: list[int] = tokenizer("a", add_special_tokens=False)["input_ids"]
     dressed: list[int] = tokenizer("a")["input_ids"]
     start = dressed[: next((k for k in range(len(dressed)) if dressed[k : k + len(bare)] == bare), 0)]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    ids: list[list[int]] = []
-    marks: list[npt.NDArray[np.bool_]] = []
+    out = _Encoded(ends=set(end))
     for batch in batches(len(rows)):
-        prompts = _bare(tokenizer, rows.cells["prompt"][batch])
-        completions = _bare(tokenizer, rows.cells["completion"][batch])
-        for prompt, completion in zip(prompts, completions, strict=True):
-            ids.append([*start, *prompt, *completion, *end])
-            mark = np.zeros(len(ids[-1]), dtype=np.bool_)
+        texts = rows.cells["completion"][batch]
+        prompts = _bare(tokenizer, rows.cells["prompt"][batch])["input_ids"]
+        got = _bare(tokenizer, texts)
+        for k, (prompt, completion) in enumerate(zip(prompts, got["input_ids"], strict=True)):
+            out.ids.append([*start, *prompt, *completion, *end])
+            mark = np.zeros(len(out.ids[-1]), dtype=np.bool_)
+            size = np.zeros(len(mark), dtype=np.int64)
+            first = len(start) + len(prompt)
             if completion:
                 # The very first token has none before it to be predicted from.
-                mark[max(1, len(start) + len(prompt)) :] = True
-            marks.append(mark)
-    return ids, marks
+                mark[max(1, first) :] = True
+                size[first : first + len(completion)] = _bytes_up_to(texts[k], got, k)
+                size[first + len(completion) :] = len(texts[k].encode())
+            out.trained.append(mark)
+            out.size.append(size)
+    return out
 
 
-def _bare(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)[
-        "input_ids"
-    ]
-    return ids
+def _bytes_up_to(text: str, got: Any, row: int) -> npt.NDArray[np.int64]:
+    """UTF-8 bytes of a text up to the end of each of its tokens; shape (tokens,).
+
+    Of a slow tokenizer, which doesn't tell where tokens stand, they are taken to be of one length.
+    """
+    if "offset_mapping" not in got:
+        tokens = len(got["input_ids"][row])
+        return np.arange(1, tokens + 1) * len(text.encode()) // tokens
+    upto = np.concatenate([[0], np.cumsum([len(c.encode()) for c in text])])
+    return upto[np.array([end for _, end in got["offset_mapping"][row]], dtype=np.int64)]
+
+
+def _bare(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> Any:
+    return tokenizer(
+        texts,
+        add_special_tokens=False,
+        return_attention_mask=False,
+        return_offsets_mapping=tokenizer.is_fast,
+        verbose=False,
+    )
 
 
 def _render(
@@ -202,25 +240,44 @@ def _render(
     return chats
 
 
-def _encode_chats(tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]) -> Encoded:
+def _encode_chats(tokenizer: PreTrainedTokenizerBase, chats: Sequence[Chat]) -> _Encoded:
     """Tokens of each rendered chat; trained are those that overlap what the assistant says."""
-    ids: list[list[int]] = []
-    marks: list[npt.NDArray[np.bool_]] = []
+    special = np.array(sorted(_special(tokenizer)), dtype=np.int64)
+    out = _Encoded(ends=set() if tokenizer.eos_token_id is None else {tokenizer.eos_token_id})
     for batch in batches(len(chats)):
         some = chats[batch]
-        got = tokenizer(
-            [chat.text for chat in some],
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
+        got = _bare(tokenizer, [chat.text for chat in some])
         for chat, row, offsets in zip(some, got["input_ids"], got["offset_mapping"], strict=True):
             begin, end = np.array(offsets, dtype=np.int64).reshape(-1, 2).T
             mark = np.zeros(len(row), dtype=np.bool_)
             for first, last in chat.spans:
                 mark |= (end > first) & (begin < last) & (end > begin)
             mark[:1] = False  # the very first token has none before it to be predicted from
-            ids.append(row)
-            marks.append(mark)
-    return ids, marks
+            numbers = np.array(row, dtype=np.int64)
+            marked = np.isin(numbers, special)
+            out.ids.append(row)
+            out.trained.append(mark)
+            out.size.append(_bytes_of_marked(chat.text, begin, end, mark & ~marked))
+            last = mark & ~np.append(mark[1:], False)
+            out.ends.update(numbers[last & marked].tolist())
+    return out
+
+
+def _bytes_of_marked(
+    text: str, begin: npt.NDArray[np.int64], end: npt.NDArray[np.int64], marked: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """UTF-8 bytes of the characters under the marked tokens, up to each token; shape (tokens,).
+
+    A character of several tokens counts once, with the first of them; blanks that a tokenizer leaves out between two
+    of the tokens count too.
+    """
+    upto = np.concatenate([[0], np.cumsum([len(c.encode()) for c in text])])
+    before = np.maximum.accumulate(np.append(0, end[:-1])) if len(end) else end
+    start = np.where(np.append(False, marked[:-1]), before, np.maximum(begin, before))
+    return np.cumsum(np.where(marked, upto[np.maximum(end, before)] - upto[start], 0))
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that stand for no text of their own: the marks of a template, the end of a text."""
+    added = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return (added | set(tokenizer.all_special_ids)) - {tokenizer.unk_token_id}

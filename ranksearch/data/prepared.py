@@ -20,7 +20,7 @@ from ranksearch.errors import StoreError
 
 __all__ = ["Prepared", "Split"]
 
-_OPTIONAL = ("token_type_ids", "labels", "trained")
+_OPTIONAL = ("token_type_ids", "labels", "trained", "target_bytes", "whole")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,10 @@ class Split:
     """Classification: index into `Prepared.labels`; shape (rows,)."""
     trained: npt.NDArray[np.bool_] | None = None
     """Generation: whether the token at this place is one to be predicted; shape (tokens,)."""
+    target_bytes: npt.NDArray[np.int64] | None = None
+    """Generation: UTF-8 bytes of the text that a row's trained tokens stand for, special ones aside; shape (rows,)."""
+    whole: npt.NDArray[np.bool_] | None = None
+    """Generation: whether none of the row's trained tokens was cut off; shape (rows,)."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -45,6 +49,18 @@ class Split:
     def lengths(self) -> npt.NDArray[np.int64]:
         """Tokens of each row; shape (rows,)."""
         return np.diff(self.offsets)
+
+    @property
+    def target_tokens(self) -> npt.NDArray[np.int64]:
+        """Generation: tokens of each row that are to be predicted; shape (rows,).
+
+        Raises:
+            ValueError: When no token is marked.
+        """
+        if self.trained is None:
+            raise ValueError("rows of classification have no tokens to be predicted")
+        upto = np.concatenate([[0], np.cumsum(self.trained)])
+        return np.diff(upto[self.offsets])
 
     def row(self, index: int) -> npt.NDArray[np.int32]:
         """The token ids of one row."""
@@ -73,6 +89,8 @@ class Prepared:
     """For records and `check --json`: plain values."""
     notes: tuple[str, ...] = ()
     """For the user: whole sentences, in the order in which things were found."""
+    ends: tuple[int, ...] = ()
+    """Generation: tokens that end what the model says."""
 
     def save(self, folder: Path) -> None:
         """Writes `prepared.npz` and `prepared.json`; a reader sees both, or what was there before.
@@ -86,7 +104,7 @@ class Prepared:
             for name in ("ids", "offsets", *_OPTIONAL)
             if (array := getattr(getattr(self, part), name)) is not None
         }
-        meta = {n: getattr(self, n) for n in ("task", "labels", "pad_id", "max_length", "facts", "notes")}
+        meta = {n: getattr(self, n) for n in ("task", "labels", "pad_id", "max_length", "facts", "notes", "ends")}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder, suffix=".partial", delete=False) as stream:
@@ -125,7 +143,7 @@ class Prepared:
             ) from error
         return cls(
             meta["task"], splits["train"], splits["eval"], splits["test"], tuple(meta["labels"]), meta["pad_id"],
-            meta["max_length"], meta["facts"], tuple(meta["notes"]),
+            meta["max_length"], meta["facts"], tuple(meta["notes"]), tuple(meta["ends"]),
         )  # fmt: skip
 
 

@@ -114,7 +114,8 @@ def _own_code(path_or_id: str, file: str, mapped: object) -> Fault:
         "a model must need no code of its own, which ranksearch does not run",
         f"`auto_map` naming {_modules(mapped)}",
         f"{path_or_id}/{file}",
-        "Choose a model of a known family; where you trust that code, set `model: {id: ..., trust_remote_code: true}`.",
+        "Choose a model of a known family; where you trust that code, set `model: {id: ..., trust_remote_code: true}` "
+        "and give --trust-remote-code.",
     )
 
 

@@ -164,7 +164,7 @@ def load_evidence(home: Path) -> Evidence:
     Of a study that went on after it was imported, the newest decision counts.
 
     Raises:
-        StoreError: When a record or an import is torn.
+        StoreError: When an import is torn.
     """
     own = read_store(Store(home))
     rows, curves = [rows_frame(own.rows)], [curves_frame(own.curves)]
@@ -176,7 +176,7 @@ def load_evidence(home: Path) -> Evidence:
     table = table.sort_values("measured_at", kind="stable", na_position="first")
     older = (table["level"] == "decision") & table.duplicated(["level", "study_id"], keep="last")
     points = _typed(pd.concat(curves, ignore_index=True), CURVE_COLUMNS).drop_duplicates(["id", "step", "metric"])
-    return Evidence(table[~older].sort_index().reset_index(drop=True), points.reset_index(drop=True))
+    return Evidence(table[~older].sort_index().reset_index(drop=True), points.reset_index(drop=True), tuple(own.notes))
 
 
 def _root(home: Path) -> Path:

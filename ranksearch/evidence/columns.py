@@ -111,6 +111,8 @@ class Evidence:
     """Columns of `ROW_COLUMNS`."""
     curves: pd.DataFrame
     """Columns of `CURVE_COLUMNS`."""
+    notes: tuple[str, ...] = ()
+    """What of the home's own studies is left out, and why."""
 
     def runs(self) -> pd.DataFrame:
         """Rows of single runs."""

@@ -3,7 +3,7 @@
 Knows records, recommendations and files; nothing of training. Each target is one file in `targets`.
 """
 
-from ranksearch.export.source import Source, read_source, study_source
-from ranksearch.export.write import export, known_targets
+from ranksearch.export.source import Source, Truncation, read_source, study_source
+from ranksearch.export.write import Exported, export, known_targets
 
-__all__ = ["Source", "export", "known_targets", "read_source", "study_source"]
+__all__ = ["Exported", "Source", "Truncation", "export", "known_targets", "read_source", "study_source"]

@@ -1,7 +1,8 @@
 """Export, whatever the target: finds it, refuses what it can't express, and writes its files as a whole or not at all.
 
 A module in `targets` that has TARGET (the name on the command line), ABOUT (one line), EXPRESSES (the fields of the
-table that it writes, or None for all) and `build(source) -> Files` is a target; nothing else has to know of it.
+table that it writes, or None for all) and `build(source) -> Files` is a target; nothing else has to know of it. Where a
+field's place can't take every value, the module has `refuses(source)` too: field -> why.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ import pkgutil
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ranksearch.errors import ExportError, Fault, StoreError
 from ranksearch.export import targets
 from ranksearch.export.fields import lost
 from ranksearch.export.source import Source
 
-__all__ = ["export", "known_targets"]
+__all__ = ["Exported", "export", "known_targets"]
 
 Files = Mapping[str, bytes | Path]
 """Name -> content, or the file to copy."""
@@ -34,6 +36,20 @@ class _Target(NamedTuple):
     build: Callable[[Source], Files]
     expresses: frozenset[str] | None
     about: str
+    refuses: Callable[[Source], Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What an export wrote."""
+
+    files: tuple[Path, ...]
+    lost: Mapping[str, Any]
+    """Fields with their values that the target could not express; empty unless that was allowed."""
+
+
+def _refuses_nothing(source: Source) -> Mapping[str, str]:
+    return {}
 
 
 @cache
@@ -42,7 +58,8 @@ def _targets() -> Mapping[str, _Target]:
     for info in pkgutil.iter_modules(targets.__path__):
         module = importlib.import_module(f"{targets.__name__}.{info.name}")
         expresses = None if module.EXPRESSES is None else frozenset(module.EXPRESSES)
-        found[module.TARGET] = _Target(module.build, expresses, module.ABOUT)
+        refuses = getattr(module, "refuses", _refuses_nothing)
+        found[module.TARGET] = _Target(module.build, expresses, module.ABOUT, refuses)
     return dict(sorted(found.items()))
 
 
@@ -51,17 +68,15 @@ def known_targets() -> dict[str, str]:
     return {name: target.about for name, target in _targets().items()}
 
 
-def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> list[Path]:
+def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> Exported:
     """Writes the configuration for a tool.
 
     Args:
         source: From `read_source` or `study_source`.
         target: One of `known_targets()`.
         out: Folder that is new or empty.
-        allow_loss: Write what the target can express, with the rest listed in `not_exported.json`.
-
-    Returns:
-        The files written.
+        allow_loss: Write what the target can express; the rest is listed in the files' opening comment and in
+            `not_exported.json`.
 
     Raises:
         ExportError: When there is no such target, the folder holds something, or the target can't express the
@@ -83,22 +98,24 @@ def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> 
         )
     chosen = _targets()[target]
     gone = {} if chosen.expresses is None else lost(source.values, chosen.expresses)
+    reasons = dict.fromkeys(gone, "it has no such field") | dict(chosen.refuses(source))
+    gone |= {name: source.values.get(name) for name in reasons if name not in gone}
+    told = {name: f"{name}={json.dumps(value)} ({reasons[name]})" for name, value in gone.items()}
     remedy = "Allow the loss to export the rest, or search with this field fixed at a value that the target has."
     faults = [
-        Fault(f"{target} must be able to express `{name}`", f"{name}={json.dumps(value)}", source.title, remedy)
-        for name, value in gone.items()
+        Fault(f"{target} must be able to express `{name}`", text, source.title, remedy)
+        for name, text in told.items()
         if not allow_loss
     ]
-    files: dict[str, bytes | Path] = {}
-    try:
-        files |= chosen.build(source)
-    except ExportError as error:
-        faults += error.faults
+    if gone and allow_loss:
+        left = {name: value for name, value in source.values.items() if name not in gone}
+        source = replace(source, values=left, lost=told)
     if faults:
         raise ExportError(faults)
+    files = dict(chosen.build(source))
     if gone:
         files["not_exported.json"] = (json.dumps(gone, indent=2, sort_keys=True) + "\n").encode()
-    return _write(files, out)
+    return Exported(tuple(_write(files, out)), gone)
 
 
 def _unwritable(out: Path, error: OSError) -> StoreError:

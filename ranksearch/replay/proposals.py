@@ -69,7 +69,7 @@ class RecordedSampler(Sampler):
             raise SpaceExhausted("every recorded configuration was proposed")
         run = self._left.pop(at)
         self.played[number] = run
-        values = dict(fixed) | {n: run.values[n] for n in searched}
+        values = dict(fixed) | {n: run.values[n] for n in searched if n in run.values}
         self.place(number, fixed, values)
         return values
 

@@ -252,8 +252,8 @@ class Recording:
 def scales(runs: Sequence[RecordedRun]) -> dict[str, tuple[bool, float]]:
     """For each numeric parameter whether it is compared by its logarithm, and its spread over the runs."""
     found = {}
-    for name in runs[0].values if runs else ():
-        column = [run.values[name] for run in runs]
+    for name in dict.fromkeys(name for run in runs for name in run.values):
+        column = [run.values[name] for run in runs if name in run.values]
         if all(isinstance(v, int | float) and not isinstance(v, bool) for v in column):
             log = min(column) > 0
             low, high = (math.log(min(column)), math.log(max(column))) if log else (min(column), max(column))

@@ -203,7 +203,7 @@ def _merged(group: Sequence[tuple[StudyRecord, list[TrialRecord]]], source: str)
     runs = tuple(
         RecordedRun(
             name=f"{study.name}/{trial.number}",
-            values={n: flat[key][n] for n in space.searched},
+            values={n: flat[key][n] for n in space.searched if n in flat[key]},
             config=space.config(flat[key]),
             seed=trial.seed,
             curves=_curves(trial),
@@ -260,10 +260,12 @@ def _flat(config: TrialConfig, by_ratio: bool) -> dict[str, Any]:
 
 def _space(points: Sequence[Mapping[str, Any]]) -> Space:
     """The smallest space that holds all points: of every parameter the values that were recorded."""
-    names = [*(n for n in PARAMETERS if n in points[0]), *sorted(set(points[0]) - set(PARAMETERS))]
+    # A method's own parameters stand only in the points of the method.
+    given = set().union(*points)
+    names = [*(n for n in PARAMETERS if n in given), *sorted(given - set(PARAMETERS))]
     domains: dict[str, Domain] = {}
     for name in names:
-        values = list(dict.fromkeys(point[name] for point in points))
+        values = list(dict.fromkeys(point[name] for point in points if name in point))
         numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
         if len(values) == 1:
             domains[name] = Fixed(values[0])

@@ -97,7 +97,14 @@ def parts(data: Mapping[str, Any]) -> dict[str, Any]:
 def test(material: Material) -> list[Row]:
     """What the recommended configuration reached on the test rows; empty before that."""
     found = material.study.test
-    return [] if found is None else [*found.metrics.items(), ("rows", found.n), ("measured on trial", found.trial)]
+    if found is None:
+        return []
+    base = [
+        (f"{name.removeprefix('test/')} of the base model without an adapter", value)
+        for name, value in material.study.zero_shot.items()
+        if name.startswith("test/")
+    ]
+    return [*found.metrics.items(), *base, ("rows", found.n), ("measured on trial", found.trial)]
 
 
 def paid(material: Material) -> list[list[tuple[str, str, Any]]]:

@@ -8,6 +8,7 @@ from ranksearch.rules.learn import learn
 from ranksearch.rules.question import Question
 from ranksearch.rules.recommend import Alternative, Basis, Recommendation, recommend
 from ranksearch.rules.rule import Condition, Effect, Flow, Rule, Support, Verdict
+from ranksearch.rules.settled import settled
 
 __all__ = [
     "Alternative",
@@ -25,4 +26,5 @@ __all__ = [
     "flow_text",
     "learn",
     "recommend",
+    "settled",
 ]

@@ -16,6 +16,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from ranksearch.methods import owners
 from ranksearch.plan import Budget
 from ranksearch.records import TrialRecord
 from ranksearch.sampling.pruner import make_pruner, rung_attributes
@@ -124,7 +125,8 @@ class Sampler:
         """
         self._proposed.add(self.space.config(values).key)
         self._count += 1
-        self._open_at(number, self._searched_beside(fixed), values)
+        searched = {n: d for n, d in self._searched_beside(fixed).items() if n in values}
+        self._open_at(number, searched, values)
 
     def report(self, number: int, fidelity: int, value: float | None, *, prune: bool) -> bool:
         """Takes in a value at a rung and says whether the trial should stop there.
@@ -199,15 +201,26 @@ class Sampler:
         return True
 
     def _searched_beside(self, fixed: Mapping[str, Any]) -> dict[str, Domain]:
-        return {n: d for n, d in self.space.searched.items() if n not in fixed}
+        active = self.space.active(fixed.get("method"))
+        return {n: d for n, d in self.space.searched.items() if n not in fixed and n in active}
 
     def _ask(
         self, searched: Mapping[str, Domain], fixed: Mapping[str, Any]
     ) -> tuple[optuna.trial.Trial, dict[str, Any]]:
-        """Optuna's next trial, and its point in the space's words."""
+        """Optuna's next trial, and its point in the space's words.
+
+        The method comes before the parameters that not every method has: those are asked for beside theirs only.
+        """
+        later = {n for n in searched if "method" in searched and owners(n)}
         with _quiet():
-            trial = self.study.ask(fixed_distributions={n: _distribution(d) for n, d in searched.items()})
-        return trial, dict(fixed) | {n: _value(searched[n], trial.params[n]) for n in searched}
+            trial = self.study.ask(
+                fixed_distributions={n: _distribution(d) for n, d in searched.items() if n not in later}
+            )
+            if later:
+                active = self.space.active(trial.params["method"])
+                for name in (n for n in searched if n in later and n in active):
+                    _suggest(trial, name, _distribution(searched[name]))
+        return trial, dict(fixed) | {n: _value(searched[n], v) for n, v in trial.params.items()}
 
     def _remaining(self, number: int, fixed: Mapping[str, Any]) -> dict[str, Any]:
         """A point that was not proposed yet: the next of a grid, else one at random."""
@@ -222,7 +235,7 @@ class Sampler:
         if not left:
             raise SpaceExhausted("every configuration of the space was proposed")
         point = left[0] if self.kind == "grid" else random.Random(f"{self.seed}:{self._count}").choice(left)
-        values = dict(fixed) | {n: point[n] for n in searched}
+        values = dict(fixed) | {n: point[n] for n in searched if n in point}
         self.place(number, fixed, values)
         return values
 
@@ -268,6 +281,17 @@ def _distribution(domain: Domain) -> BaseDistribution:
             )
         case _:
             raise TypeError(f"a fixed value has no distribution: {domain}")
+
+
+def _suggest(trial: optuna.trial.Trial, name: str, distribution: BaseDistribution) -> None:
+    """Asks an open trial for one more parameter."""
+    match distribution:
+        case FloatDistribution():
+            trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
+        case IntDistribution():
+            trial.suggest_int(name, distribution.low, distribution.high, log=distribution.log)
+        case CategoricalDistribution():
+            trial.suggest_categorical(name, distribution.choices)
 
 
 def _word(choice: Any) -> Any:

@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from ranksearch.data import Prepared, check_data, load_tokenizer
-from ranksearch.errors import Fault, InputError, PlanError, RankSearchError
-from ranksearch.examine import Examination, examine_spec
+from ranksearch.errors import Fault, InputError, RankSearchError
+from ranksearch.examine import Examination, examine_spec, own_code_faults
 from ranksearch.lora import ModelFacts, ModuleFacts
-from ranksearch.plan import make_plan
+from ranksearch.methods import METHODS
+from ranksearch.plan import largest_own, make_plan
 from ranksearch.search.setup import StudySetup, begin_study, make_question, spec_as_data
 from ranksearch.search.worker import WorkerSetup, locate_model
 from ranksearch.spec import ModelSpec
 from ranksearch.strategies import make_strategy
 
-__all__ = ["Checked", "check_study", "checked_json", "measure_hours", "plan_text"]
+__all__ = ["Checked", "check_examined", "check_study", "checked_json", "measure_hours", "plan_text"]
 
 _TIMED_STEPS = 6
 
@@ -54,16 +55,6 @@ class Checked:
         spec = self.examined.spec
         if self.faults or spec is None or self.prepared is None or self.model is None:
             raise InputError(self.faults)
-        if spec.task == "generation":
-            # Its data and model are checked already; a search would only find out later.
-            raise PlanError(
-                Fault(
-                    "`task` must be classification to be searched",
-                    spec.task,
-                    "task",
-                    "Generation can only be checked yet.",
-                )
-            )
         plan = make_plan(
             spec,
             self.model,
@@ -127,17 +118,36 @@ def checked_json(
     }
 
 
-def check_study(path: Path, overrides: Sequence[str] = ()) -> Checked:
+def check_study(path: Path, overrides: Sequence[str] = (), *, trust_remote_code: bool = False) -> Checked:
     """Finds every fault of a study.
+
+    Args:
+        path: The spec.
+        overrides: `key.path=value` pairs.
+        trust_remote_code: Whether the command line allows a model's own code, where the spec asks for it.
 
     Raises:
         SpecError: When the spec can't be read as YAML at all.
         StoreError: When the asset cache can't be written.
     """
-    examined = examine_spec(path, overrides)
+    return check_examined(examine_spec(path, overrides), trust_remote_code=trust_remote_code)
+
+
+def check_examined(examined: Examination, *, trust_remote_code: bool = False) -> Checked:
+    """Finds every fault of a study whose spec was read.
+
+    Args:
+        examined: The spec.
+        trust_remote_code: As for `check_study`.
+
+    Raises:
+        StoreError: When the asset cache can't be written.
+    """
     faults, notes = list(examined.faults), list[str]()
     located, tokenizer = None, None
-    if examined.model is not None:
+    untrusted = own_code_faults(examined.model, trust_remote_code) if examined.model is not None else []
+    faults += untrusted
+    if examined.model is not None and not untrusted:
         located, tokenizer, more = _tokenizer(examined.model, examined.base_dir)
         faults += more
     prepared = None
@@ -198,7 +208,8 @@ def measure_hours(setup: StudySetup) -> float:
     spec, plan = setup.spec, setup.plan
     space = spec.parameters
     workbench = make_workbench(WorkerSetup.of(setup, begin_study(setup), setup.base_dir))
-    values = {name: d.low if hasattr(d, "low") else d.values()[-1] for name, d in space.domains.items()}
+    slowest = max(space.methods(), key=lambda method: METHODS[method].step_cost)
+    values = {name: d.low if hasattr(d, "low") else d.values()[-1] for name, d in space.active(slowest).items()}
     config = space.config(values | {"r": max(space.ranks()), "batch_size": plan.reference_batch_size})
     with AdapterRun(workbench, config, seed=spec.seed, max_steps=_TIMED_STEPS + 2) as run:
         run.advance(2)
@@ -207,11 +218,16 @@ def measure_hours(setup: StudySetup) -> float:
         step = (run.cost.train_seconds - began) / _TIMED_STEPS
         run.evaluate("eval")
         evaluation = run.cost.eval_seconds
+        writing = 0.0
+        if spec.task == "generation" and not workbench.always_write:
+            run.evaluate("eval", write=True)
+            writing = run.cost.eval_seconds - 2 * evaluation
     # Each run is measured at the first rung, and one in reduction_factor goes on.
     evaluations = plan.runs_most * (1 + 1 / spec.budget.reduction_factor)
+    deciding = sum(stage.runs for stage in plan.stages if stage.name == "decide")
     room = max(1, int((os.cpu_count() or 1) / spec.resources.cpus_per_trial))
     workers = min(room, spec.resources.max_concurrent or room)
-    return (plan.steps_likely * step + evaluations * evaluation) / workers / 3600
+    return (plan.steps_likely * step + evaluations * evaluation + deciding * writing) / workers / 3600
 
 
 def _tokenizer(model: ModelSpec, base_dir: Path) -> tuple[str | None, Any, list[Fault]]:
@@ -264,6 +280,9 @@ def _targets(examined: Examination, model: ModelFacts) -> tuple[Targets, list[Fa
     if space is None:
         return targets, faults, notes
     by_name = {m.name: m for m in model.modules}
+    own = {method: largest_own(space, method) for method in space.methods()}
+    faults += [fault for method, given in own.items() for fault in METHODS[method].model_faults(given, model)]
+    widest = max(METHODS[method].widest_rank(max(space.ranks()), given) for method, given in own.items())
     for choice in space.targets():
         try:
             resolved = resolve_targets(choice, model)
@@ -272,7 +291,7 @@ def _targets(examined: Examination, model: ModelFacts) -> tuple[Targets, list[Fa
             continue
         targets[choice] = [by_name[name] for name in resolved.names]
         notes += resolved.notes
-        faults += rank_faults(max(space.ranks()), resolved.names, model)
+        faults += rank_faults(widest, resolved.names, model)
     return targets, faults, notes
 
 

@@ -14,6 +14,7 @@ from ranksearch.plan import fraction_of_grid
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.strategies import Question, Strategy
 from ranksearch.strategies.base import best_by_rank
+from ranksearch.training.patterns import rank_patterns
 
 __all__ = ["count_states", "recommend_config", "result_json", "total_cost", "trial_to_test"]
 
@@ -47,10 +48,12 @@ def recommended_json(trial: TrialRecord, study: StudyRecord) -> dict[str, Any]:
     """Every parameter of a configuration and what else a re-run needs."""
     config = trial.config.plain()
     own: dict[str, Any] = config.pop("method_parameters")
+    ranks, alphas = _patterns(trial, study)
     config["target_modules"] = list(trial.target_modules) or config["target_modules"]
     return (
         config
         | own
+        | ({"rank_pattern": ranks, "alpha_pattern": alphas} if ranks else {})
         | {
             "max_steps": trial.max_steps,
             "lr_scheduler_type": "linear",
@@ -63,6 +66,12 @@ def recommended_json(trial: TrialRecord, study: StudyRecord) -> dict[str, Any]:
             "task": study.spec["task"],
         }
     )
+
+
+def _patterns(trial: TrialRecord, study: StudyRecord) -> tuple[dict[str, int], dict[str, int | float]]:
+    """PEFT's `rank_pattern` and `alpha_pattern` by name ending; empty where all layers have one rank."""
+    adapted = [m.name for m in study.model.modules if any(f".{m.name}".endswith(f".{e}") for e in trial.target_modules)]
+    return rank_patterns(trial.config, adapted, study.model)
 
 
 def count_states(trials: Sequence[TrialRecord]) -> dict[str, int]:
@@ -99,9 +108,14 @@ def result_json(
         "status": status,
         "recommended": study.recommended,
         "decision": study.decision,
-        "test": None if test is None else test.metrics | {"n": test.n},
+        "test": None if test is None else test.metrics | _zero_shot(study) | {"n": test.n},
         "trials": count_states(trials),
         "cost": total_cost(study, trials),
         "mlflow": dict(mlflow),
         "artifacts": artifacts,
     }
+
+
+def _zero_shot(study: StudyRecord) -> dict[str, float | None]:
+    """The test loss of the base model without an adapter, where it was measured."""
+    return {"zero_shot_nll": study.zero_shot["test/nll"]} if "test/nll" in study.zero_shot else {}

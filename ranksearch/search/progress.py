@@ -70,7 +70,8 @@ class Progress:
         self._trials[trial.number] = trial
         if self._quiet or self._live is not None:
             return
-        if before is not None and before.state == trial.state and len(before.reports) == len(trial.reports):
+        same = before is not None and (before.state, before.reason) == (trial.state, trial.reason)
+        if before is not None and same and len(before.reports) == len(trial.reports):
             return
         self._console.print(self._line(trial), highlight=False, soft_wrap=True)
 

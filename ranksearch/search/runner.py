@@ -1,7 +1,4 @@
-"""Runs one study from its setup to its answer: Ray, Tune, the coordinator, the last look at the test rows.
-
-The only module that starts or joins a Ray cluster.
-"""
+"""Runs one study from its setup to its answer: Ray, Tune, the coordinator, the last look at the test rows."""
 
 from __future__ import annotations
 
@@ -14,48 +11,30 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from ranksearch.cluster.joined import Cluster, join
 from ranksearch.coordinator import Coordinator, Limits
 from ranksearch.errors import RankSearchError
-from ranksearch.plan import refuse_lack
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.sampling import Sampler
 from ranksearch.search.conclude import recommend_config, recommended_json, trial_to_test
-from ranksearch.search.setup import StudySetup
+from ranksearch.search.setup import StudySetup, close_sessions
 from ranksearch.search.worker import WorkerSetup
-from ranksearch.spec import ResourcesSpec, Spec
+from ranksearch.spec import ResourcesSpec
 from ranksearch.store import StudyFolder
 from ranksearch.strategies import Question, make_strategy
 
 __all__ = ["Listener", "run_study"]
 
-_ENVIRONMENT = {
-    # Records are the state: Tune's own checkpoints and loggers would only cost time.
-    "TUNE_GLOBAL_CHECKPOINT_S": "86400",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    # How many trials may wait for their worker at once; how many there are is the searcher's business.
-    "TUNE_MAX_PENDING_TRIALS_PG": "64",
-    "TUNE_WARN_THRESHOLD_S": "30",
-    # Its handler would take the place of ours.
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-    "TUNE_FORCE_TRIAL_CLEANUP_S": "10",
-    "TUNE_PRINT_ALL_TRIAL_ERRORS": "0",
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
-
-
 _PATIENCE_SECONDS = 30.0
 """After a signal, how long Ray may take to end before the process leaves without it."""
 
 
-_OBJECT_STORE_BYTES = 200 * 2**20
-"""Tokenised data travels through it once; Ray's default takes a third of the machine's memory."""
+_ECHO_SECONDS = 2.0
+"""A job server signals every process of a job, whose keeper passes it on: that is one signal, not two."""
 
 
 class Listener(Protocol):
@@ -107,10 +86,13 @@ def run_study(
             listener.publish_study(record)
         return record
 
-    study = put(study)
+    if not (folder.path / "data" / "prepared.json").is_file():
+        setup.prepared.save(folder.path / "data")
     old = folder.trials()
-    with _cluster(address) as cluster:
+    study = put(study.model_copy(update={"sessions": close_sessions(study, old)}))
+    with join(address) as cluster:
         cluster.refuse_lack(spec)
+        cluster.check_reach(folder.path, notify)
         sampler = Sampler(
             spec.strategy if spec.strategy in ("random", "grid") else spec.sampler,
             spec.parameters,
@@ -120,7 +102,7 @@ def run_study(
             seed=spec.seed,
             parallel=cluster.workers(spec.resources),
         )
-        used = sum(s.get("seconds", 0.0) for s in study.sessions)
+        used = sum(s["seconds"] for s in study.sessions)
         hours = spec.budget.max_hours
         coordinator = Coordinator(
             strategy,
@@ -172,7 +154,7 @@ def run_study(
                 "recommended": None if chosen is None else recommended_json(chosen, study),
             }
             if not interrupted and chosen is not None and not _tested(study, chosen, trials):
-                update["test"] = _test(worker, chosen, question, trials, study, notify)
+                update |= _test(worker, spec.resources, chosen, question, trials, study, notify)
             update["state"] = "INTERRUPTED" if interrupted else "DONE" if chosen is not None else "FAILED"
         except BaseException:
             with contextlib.suppress(RankSearchError):
@@ -186,7 +168,7 @@ def _fit(
     coordinator: Coordinator,
     setup: StudySetup,
     worker: WorkerSetup,
-    cluster: _Cluster,
+    cluster: Cluster,
     notify: Callable[[str], None],
     on_leaving: Callable[[], object],
 ) -> bool:
@@ -197,14 +179,15 @@ def _fit(
     """
     from ray import tune
 
-    from ranksearch.search.trainable import TrialWorker, job_of
-    from ranksearch.search.tune import StudyScheduler, StudySearcher
+    from ranksearch.search.trainable import TrialWorker, job_of, kind_of
+    from ranksearch.search.tune import Queue, StudyScheduler, StudySearcher
 
     resources = setup.spec.resources
     searcher = StudySearcher(
         coordinator,
         job_of,
         lambda: cluster.workers(resources),
+        queue := Queue(coordinator),
     )
     memory_is_tight = cluster.memory_could_run_out(setup.plan.memory_mb_per_trial)
     # On a GPU a fresh process per trial gives its memory back; on a CPU the workbench stays.
@@ -215,18 +198,24 @@ def _fit(
         lambda text: memory_is_tight and "OutOfMemory" in text.replace(" ", ""),
         keep=cluster.workers(resources) if reuse else 0,
     )
-    bundle = {"CPU": resources.cpus_per_trial}
-    if resources.gpus_per_trial:
-        bundle["GPU"] = resources.gpus_per_trial
-    trainable = tune.with_resources(tune.with_parameters(TrialWorker, worker=worker), bundle)
+
+    def place(job: dict[str, Any]) -> tune.PlacementGroupFactory:
+        cpus, gpus = resources.needs(*kind_of(job))
+        bundle = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
+        selector = {"bundle_label_selector": [resources.labels]} if resources.labels else {}
+        return tune.PlacementGroupFactory([bundle], **selector)
+
+    trainable = tune.with_resources(tune.with_parameters(TrialWorker, worker=worker), place)
     staging = tempfile.mkdtemp(prefix="ranksearch-tune-")
-    interrupted = False
+    interrupted, since = False, 0.0
 
     def stop(signum: int, frame: Any) -> None:
-        nonlocal interrupted
+        nonlocal interrupted, since
+        if interrupted and time.monotonic() - since < _ECHO_SECONDS:
+            return
         if interrupted:
             raise KeyboardInterrupt
-        interrupted = True
+        interrupted, since = True, time.monotonic()
         notify("Stopping: what has finished is kept; go on later with --resume.")
         coordinator.halted = True
         last_resort.start()
@@ -254,6 +243,7 @@ def _fit(
                 verbose=0,
                 failure_config=tune.FailureConfig(max_failures=0),
                 checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+                callbacks=[queue],
             ),
         ).fit()
     except Exception as error:
@@ -289,13 +279,18 @@ def _tested(study: StudyRecord, chosen: TrialRecord, trials: Sequence[TrialRecor
 
 def _test(
     worker: WorkerSetup,
+    resources: ResourcesSpec,
     chosen: TrialRecord,
     question: Question,
     trials: Sequence[TrialRecord],
     study: StudyRecord,
     notify: Callable[[str], None],
-) -> TestResult | None:
-    """Measures the recommended configuration on the test rows, once."""
+) -> dict[str, Any]:
+    """Measures the recommended configuration on the test rows, once, and the bare model beside it.
+
+    Returns:
+        What is new in the study's record.
+    """
     import ray
 
     from ranksearch.search.trainable import evaluate_on_test
@@ -303,119 +298,10 @@ def _test(
     best = trial_to_test(chosen.config, question, trials)
     if best is None or best.adapter is None:
         notify("No trained adapter of the recommended configuration was kept, so the test rows stay untouched.")
-        return None
-    resources = study.spec["resources"]
-    remote = ray.remote(num_cpus=resources["cpus_per_trial"], num_gpus=resources["gpus_per_trial"])(evaluate_on_test)
-    measured = ray.get(remote.remote(worker, best.adapter, best.config.plain()))
+        return {}
+    cpus, gpus = resources.needs(best.config.r, best.config.method)
+    remote = ray.remote(num_cpus=cpus, num_gpus=gpus, label_selector=resources.labels)(evaluate_on_test)
+    measured = ray.get(remote.remote(worker, best.adapter, best.config.plain(), not study.zero_shot))
     looks = 1 if study.test is None else study.test.looks + 1
-    return TestResult(trial=best.number, n=measured["n"], metrics=measured["metrics"], looks=looks)
-
-
-class _Cluster:
-    """The Ray cluster in use."""
-
-    def __init__(self, address: str | None) -> None:
-        self.address = address
-
-    def workers(self, resources: ResourcesSpec) -> int:
-        """Trials that run at once, by what the nodes hold now and the spec's own bound."""
-        import ray
-
-        cpus, gpus = resources.cpus_per_trial, resources.gpus_per_trial
-        room = 0
-        for node in ray.nodes():
-            if node["Alive"]:
-                held = node["Resources"]
-                fits = int(held.get("CPU", 0) / cpus + 1e-9)
-                if gpus:
-                    fits = min(fits, int(held.get("GPU", 0) / gpus + 1e-9))
-                room += fits
-        # Never none: a cluster that scales up begins by being asked.
-        return min(max(1, room), resources.max_concurrent or max(1, room))
-
-    def refuse_lack(self, spec: Spec) -> None:
-        """Refuses a study whose trials no node has room for.
-
-        Raises:
-            PlanError: When a trial asks for more than any node has.
-        """
-        import ray
-
-        held = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        refuse_lack(spec, max(h.get("CPU", 0) for h in held), max(h.get("GPU", 0) for h in held))
-
-    def memory_could_run_out(self, per_trial_mb: float) -> bool:
-        """Whether trials at their estimated peak could fill a node, so that a killed worker may mean just that."""
-        import ray
-
-        for node in ray.nodes():
-            held = node["Resources"]
-            if node["Alive"] and held.get("CPU") and held.get("memory"):
-                # The estimate leaves out what the allocator keeps, hence the wide margin.
-                if per_trial_mb * 2**20 * held["CPU"] > 0.5 * held["memory"]:
-                    return True
-        return False
-
-    def describe(self) -> dict[str, Any]:
-        """What it holds, for the record."""
-        import ray
-
-        held = ray.cluster_resources()
-        nodes = sum(1 for node in ray.nodes() if node["Alive"])
-        return {"nodes": nodes, "cpus": held.get("CPU", 0), "gpus": held.get("GPU", 0), "local": self.address is None}
-
-
-def _knock(address: str) -> None:
-    """Finds out at once whether anything listens at an address: Ray itself would try for minutes.
-
-    Raises:
-        ConnectionError: When nothing does.
-    """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        return  # "auto" and the like: Ray knows where to look.
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-    except OSError as error:
-        raise ConnectionError(error.strerror or str(error)) from error
-
-
-@contextlib.contextmanager
-def _cluster(address: str | None) -> Iterator[_Cluster]:
-    """Joins a cluster, or starts one on this machine and ends it again.
-
-    Raises:
-        RankSearchError: When it can't be joined or has no room.
-    """
-    os.environ.update({k: v for k, v in _ENVIRONMENT.items() if k not in os.environ})
-    import ray
-
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
-    if ray.is_initialized():
-        yield _Cluster(address)
-        return
-    # Ray's sockets lie in it, whose paths may not be long: it can't be in the study's folder.
-    own = tempfile.mkdtemp(prefix="ranksearch-ray-") if address is None else None
-    try:
-        if own is not None:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=own,
-                **quiet,
-            )
-        else:
-            _knock(address or "")
-            ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise RankSearchError(
-            f"the Ray cluster at {address or 'this machine'} can't be joined: {error}. "
-            "See that it runs (`ray status`) and that the address is right."
-        ) from error
-    try:
-        yield _Cluster(address)
-    finally:
-        ray.shutdown()
-        if own is not None:
-            shutil.rmtree(own, ignore_errors=True)
+    test = TestResult(trial=best.number, n=measured["n"], metrics=measured["metrics"], looks=looks)
+    return {"test": test, "zero_shot": study.zero_shot or measured["zero_shot"]}

@@ -19,14 +19,14 @@ from typing import Any
 from ranksearch import __version__
 from ranksearch.data import Prepared
 from ranksearch.errors import Fault, SpecError
-from ranksearch.lora import ModelFacts, ModuleFacts, adapter_parameters
-from ranksearch.plan import Budget, Plan, make_budget
-from ranksearch.records import StudyRecord
+from ranksearch.lora import ModelFacts, ModuleFacts
+from ranksearch.plan import Budget, Plan, make_budget, trainable_by_rank
+from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.spec import RelativeTolerance, Spec
 from ranksearch.strategies import Question
 from ranksearch.tracking import redact
 
-__all__ = ["StudySetup", "begin_study", "resume_study"]
+__all__ = ["StudySetup", "begin_study", "close_sessions", "resume_study"]
 
 _PACKAGES = ("torch", "transformers", "peft", "ray", "optuna", "mlflow", "pandas", "numpy", "scipy")
 
@@ -61,7 +61,6 @@ def make_question(
     """What a study asks, for its strategy."""
     tolerance = spec.objective.tolerance
     space = spec.parameters
-    widest = max(targets.values(), key=lambda modules: adapter_parameters(1, modules))
     return Question(
         space=space,
         budget=make_budget(spec),
@@ -73,7 +72,7 @@ def make_question(
         seed=spec.seed,
         seeds=spec.seeds,
         max_seeds=spec.max_seeds,
-        trainable={r: adapter_parameters(r, widest) + model.head_parameters for r in space.ranks()},
+        trainable=trainable_by_rank(space, targets, model),
     )
 
 
@@ -117,6 +116,7 @@ def begin_study(setup: StudySetup) -> StudyRecord:
         study_id=uuid.uuid4().hex,
         created_at=datetime.now(UTC),
         spec=spec,
+        base_dir=str(setup.base_dir),
         fingerprint=fingerprint(spec, setup.prepared.facts),
         versions={"ranksearch": __version__, "python": platform.python_version(), "platform": platform.platform()}
         | versions,
@@ -148,6 +148,28 @@ def resume_study(old: StudyRecord, setup: StudySetup) -> StudyRecord:
     if faults:
         raise SpecError(faults)
     return old.model_copy(update={"spec": spec, "plan": setup.plan.model_dump(mode="json"), "state": "RUNNING"})
+
+
+def close_sessions(study: StudyRecord, trials: Sequence[TrialRecord]) -> tuple[dict[str, Any], ...]:
+    """The study's sessions, each with its length.
+
+    A driver that was killed could not write one: it counts up to its last sign of life in the records.
+    """
+    signs = sorted(
+        moment
+        for trial in trials
+        for moment in (trial.started_at, trial.finished_at, *(report.at for report in trial.reports))
+        if moment is not None
+    )
+    closed = []
+    for i, session in enumerate(study.sessions):
+        if "seconds" not in session:
+            began = datetime.fromisoformat(session["began_at"])
+            later = [datetime.fromisoformat(s["began_at"]) for s in study.sessions[i + 1 : i + 2]]
+            last = max((m for m in signs if m >= began and all(m < other for other in later)), default=began)
+            session = session | {"seconds": round((last - began).total_seconds(), 1), "stopped": "killed"}
+        closed.append(session)
+    return tuple(closed)
 
 
 def _short(value: Any) -> str:

@@ -17,12 +17,12 @@ from ranksearch.config import TrialConfig
 from ranksearch.coordinator import Launch, Update
 from ranksearch.records import Cost, TruncationPoint
 from ranksearch.search.tune import RESULT_KEY
-from ranksearch.search.worker import WorkerSetup, locate_model
+from ranksearch.search.worker import WorkerSetup
 
 if TYPE_CHECKING:
     from ranksearch.training import AdapterRun, Workbench
 
-__all__ = ["TrialWorker", "evaluate_on_test", "job_of"]
+__all__ = ["TrialWorker", "evaluate_on_test", "job_of", "kind_of"]
 
 
 def job_of(launch: Launch) -> dict[str, Any]:
@@ -35,7 +35,15 @@ def job_of(launch: Launch) -> dict[str, Any]:
         "fidelities": list(launch.fidelities),
         "keep_adapter": launch.keep_adapter,
         "truncate": list(launch.truncate),
+        # The runs that decide are few, and what they write confirms the choice.
+        "write": launch.record.purpose == "decide",
     }
+
+
+def kind_of(job: dict[str, Any]) -> tuple[int, str]:
+    """Rank and method of a job: what its resources follow from."""
+    config = TrialConfig.model_validate_json(job["config"])
+    return config.r, config.method
 
 
 def make_workbench(worker: WorkerSetup) -> Workbench:
@@ -45,7 +53,7 @@ def make_workbench(worker: WorkerSetup) -> Workbench:
     pin_threads(worker.threads)
     model = worker.model
     source = ModelSource(
-        locate_model(model, Path(worker.base_dir)),
+        worker.locate(),
         name=model.id,
         revision=model.revision,
         dtype=model.dtype,
@@ -58,6 +66,7 @@ def make_workbench(worker: WorkerSetup) -> Workbench:
         device=None if worker.on_gpu else "cpu",
         gradient_accumulation=worker.gradient_accumulation,
         gradient_checkpointing=worker.gradient_checkpointing,
+        always_write=worker.always_write,
     )
 
 
@@ -93,7 +102,7 @@ class TrialWorker(Trainable):
         try:
             run = self._adapter_run()
             trained = run.advance(at)
-            metrics = {**trained, **run.evaluate("eval"), **run.cost_metrics()}
+            metrics = {**trained, **run.evaluate("eval", write=last and self._write), **run.cost_metrics()}
             if last and self._keep_adapter:
                 adapter = self._save(run)
             if last and self._truncate:
@@ -113,12 +122,17 @@ class TrialWorker(Trainable):
         self._fidelities: list[int] = job["fidelities"]
         self._keep_adapter: bool = job["keep_adapter"]
         self._truncate: list[int] = job["truncate"]
+        self._write: bool = job["write"]
         self._rung = 0
         self._loading = 0.0
 
     def _adapter_run(self) -> AdapterRun:
         from ranksearch.training import AdapterRun
 
+        if not (Path(self._worker.study_folder) / "study.json").exists():
+            # A node that came later than the check at the start; what it saved would be lost.
+            host = socket.gethostname()
+            raise FileNotFoundError(f"{host} does not reach the study's folder {self._worker.study_folder}")
         if self._workbench is None:
             self._workbench = make_workbench(self._worker)
             self._loading = self._workbench.load_seconds
@@ -181,20 +195,22 @@ class TrialWorker(Trainable):
             self._run = None
 
 
-def evaluate_on_test(worker: WorkerSetup, adapter: str, config: dict[str, Any]) -> dict[str, Any]:
+def evaluate_on_test(worker: WorkerSetup, adapter: str, config: dict[str, Any], base_too: bool) -> dict[str, Any]:
     """Loads a saved adapter and measures it on the test rows.
 
     Args:
         worker: The study's fixed parts.
         adapter: The adapter's folder, relative to the study's.
         config: Its configuration, as plain values.
+        base_too: Whether to measure the base model without an adapter as well.
 
     Returns:
-        `n`, the number of test rows, and `metrics` by bare name.
+        `n`, the number of test rows, `metrics` by bare name, and `zero_shot` by full name.
     """
-    from ranksearch.training import evaluate_saved
+    from ranksearch.training import evaluate_saved, zero_shot
 
     workbench = make_workbench(worker)
     metrics = evaluate_saved(workbench, Path(worker.study_folder) / adapter, "test")
     bare = {name.split("/", 1)[1]: value for name, value in metrics.items()}
-    return {"n": len(worker.prepared.test), "metrics": bare}
+    base = zero_shot(workbench, "eval") | zero_shot(workbench, "test") if base_too else {}
+    return {"n": len(worker.prepared.test), "metrics": bare, "zero_shot": base}

@@ -6,19 +6,58 @@ checkpoints: a study goes on from its records.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ray.tune import Callback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
 from ranksearch.coordinator import Coordinator, Launch, Update
 
-__all__ = ["RESULT_KEY", "StudyScheduler", "StudySearcher"]
+__all__ = ["RESULT_KEY", "Queue", "StudyScheduler", "StudySearcher"]
+
+_QUEUE_SECONDS = 15.0
+"""A trial that has no process after so long waits for a node; most have one of an earlier trial at once."""
 
 RESULT_KEY = "ranksearch"
 """A worker's result carries our Update under this key, as JSON: Tune flattens nested values by "/"."""
+
+
+class Queue(Callback):
+    """Tells the coordinator of trials that wait for a node, and when they have one.
+
+    Args:
+        coordinator: The study.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._launched: dict[str, tuple[int, float]] = {}
+        self._told: set[str] = set()
+
+    def launched(self, trial_id: str, number: int) -> None:
+        """Takes in a trial that Tune was given."""
+        self._launched[trial_id] = (number, time.monotonic())
+
+    def look(self) -> None:
+        """Tells of those that have waited for long."""
+        for trial_id, (number, since) in self._launched.items():
+            if trial_id not in self._told and time.monotonic() - since > _QUEUE_SECONDS:
+                self._told.add(trial_id)
+                self._coordinator.queued(number)
+
+    def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Takes in that a trial has its process."""
+        number, _ = self._launched.pop(trial.trial_id, (None, 0.0))
+        if number is not None and trial.trial_id in self._told:
+            self._coordinator.begun(number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # As for the searcher.
+        return {}
 
 
 class StudySearcher(Searcher):
@@ -28,25 +67,33 @@ class StudySearcher(Searcher):
         coordinator: The study.
         job: Turns a launch into the trial's config, as plain values.
         capacity: Trials that may run at once, asked each time because clusters grow.
+        queue: Told of each.
     """
 
     def __init__(
-        self, coordinator: Coordinator, job: Callable[[Launch], dict[str, Any]], capacity: Callable[[], int]
+        self,
+        coordinator: Coordinator,
+        job: Callable[[Launch], dict[str, Any]],
+        capacity: Callable[[], int],
+        queue: Queue,
     ) -> None:
         super().__init__(metric=None, mode=None)
         self._coordinator = coordinator
         self._job = job
         self._capacity = capacity
+        self._queue = queue
         self.numbers: dict[str, int] = {}
         """Tune trial id -> our number; one of ours that starts again is another trial to Tune."""
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         """The next trial, None to wait, or FINISHED."""
+        self._queue.look()
         if self._coordinator.running() >= self._capacity():
             return None
         launch = self._coordinator.next()
         if launch is not None:
             self.numbers[trial_id] = launch.number
+            self._queue.launched(trial_id, launch.number)
             return self._job(launch)
         if self._coordinator.finished is not None and self._coordinator.running() == 0:
             finished: str = Searcher.FINISHED

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ranksearch
 from ranksearch.assets import fetch
 from ranksearch.data import Prepared
 from ranksearch.errors import DataError, Fault, shown
-from ranksearch.spec import ModelSpec
+from ranksearch.spec import WRITTEN_METRICS, ModelSpec
 
 if TYPE_CHECKING:
     from ranksearch.records import StudyRecord
@@ -49,6 +50,11 @@ def locate_model(model: ModelSpec, base_dir: Path) -> str:
         ) from error
 
 
+def _beside() -> Path:
+    """The folder that this package lies in."""
+    return Path(ranksearch.__file__).resolve().parents[1]
+
+
 @dataclass(frozen=True)
 class WorkerSetup:
     """A study's fixed parts, as workers need them."""
@@ -57,7 +63,8 @@ class WorkerSetup:
     """Where adapters are saved; every node must reach it."""
     model: ModelSpec
     base_dir: str
-    """Folder that a relative model path is relative to."""
+    """Folder that a relative model path is relative to. Where this package lies in the same folder, as in a job that
+    was submitted, it is told from there: each node has its own copy of that folder."""
     prepared: Prepared
     precision: str
     gradient_accumulation: int
@@ -67,15 +74,21 @@ class WorkerSetup:
     threads: int
     top_rank: int
     """The largest rank of the space: smaller adapters start as its first rows."""
+    always_write: bool = False
+    """Whether every evaluation lets the model write text, as the objective is measured on it."""
+
+    def locate(self) -> str:
+        """Where the model is on this node; see `locate_model` for what it raises."""
+        return locate_model(self.model, _beside() / self.base_dir)
 
     @classmethod
     def of(cls, setup: StudySetup, study: StudyRecord, folder: Path) -> WorkerSetup:
         """The workers' part of a study's setup; what the study settled when it began stays so."""
-        spec = setup.spec
+        spec, base = setup.spec, setup.base_dir
         return cls(
             study_folder=str(folder.resolve()),
             model=spec.model,
-            base_dir=str(setup.base_dir),
+            base_dir=str(base.relative_to(_beside()) if base.is_relative_to(_beside()) else base),
             prepared=setup.prepared,
             precision=study.precision,
             gradient_accumulation=spec.gradient_accumulation,
@@ -83,4 +96,5 @@ class WorkerSetup:
             on_gpu=spec.resources.gpus_per_trial > 0,
             threads=max(1, int(spec.resources.cpus_per_trial)),
             top_rank=max(spec.parameters.ranks()),
+            always_write=spec.objective.metric in WRITTEN_METRICS,
         )

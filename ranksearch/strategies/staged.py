@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ranksearch.decision import HOPE, Decision, seeds_to_certify
+from ranksearch.methods import METHODS
 from ranksearch.plan import PlannedStage
 from ranksearch.records import TrialRecord
 from ranksearch.space import Choices, Fixed, IntRange, LogRange, UniformRange
@@ -28,6 +29,9 @@ _WINDOW = 3
 """Neighbouring ranks tried around the truncation's answer: one below it and one above. Truncation errs both ways: it
 throws away what a small adapter would have learned instead, and it keeps the best of what a large one found."""
 
+_UNSEEN = 6
+"""Ranks that are tried where no truncated adapter shows which matter: 2 to 64 by doubling."""
+
 _FEWEST = 10
 """Configurations before the search may end early, and half of those asked for: a sampler learns from the first ones."""
 
@@ -43,20 +47,26 @@ class StagedStrategy(Strategy):
         search = self.planned_search(halved=True)
         if ranks == 1:
             return (search, self.planned_decision(1))
-        candidates = min(_WINDOW + 1, ranks)
+        blind = self._untruncatable(self.question.space.methods())
+        candidates = len(self._spread()) if blind else min(_WINDOW + 1, ranks)
         domain = self.question.space.domains["learning_rate"]
         runs = candidates * (1 if isinstance(domain, Fixed) else len(_FACTORS))
         # At each rung one of a rank's few goes on, whatever the reduction factor.
         after = candidates * (budget.max_steps - budget.rungs[0])
         top = f"the top rank's adapter, truncated to {ranks - 1} smaller ranks"
+        truncate = PlannedStage(
+            name="truncate", about=top, runs=1, steps_likely=budget.max_steps, steps_most=budget.max_steps
+        )
+        sees = not blind or len(blind) < len(self.question.space.methods())
+        about = f"{candidates} ranks at a few learning rates"
+        if blind:
+            about += f", spread over all: adapters of {', '.join(blind)} can't be truncated to see which matter"
         return (
             search,
-            PlannedStage(
-                name="truncate", about=top, runs=1, steps_likely=budget.max_steps, steps_most=budget.max_steps
-            ),
+            *((truncate,) if sees else ()),
             PlannedStage(
                 name="candidates",
-                about=f"{candidates} ranks at a few learning rates",
+                about=about,
                 runs=runs,
                 steps_likely=runs * budget.rungs[0] + after,
                 steps_most=runs * budget.max_steps,
@@ -80,7 +90,7 @@ class StagedStrategy(Strategy):
         if best is None:
             return Done("no configuration completed its training")
         if len(ladder) > 1:
-            reference = self._reference(trials, best, ladder)
+            reference = self._reference(trials, best, ladder) if self._sees(best) else None
             if isinstance(reference, Order):
                 return reference
             # The top rank is a candidate whatever the curve says: its variants need not wait for it.
@@ -137,9 +147,13 @@ class StagedStrategy(Strategy):
     def candidates(self, trials: Sequence[TrialRecord]) -> list[int]:
         """Ranks worth training: the smallest whose truncation loses at most the margin, its neighbours, and the top.
 
-        Without a curve (its run diverged or failed) the middle of the ladder stands in for its answer.
+        Without a curve (its run diverged or failed) the middle of the ladder stands in for its answer. Where the
+        method's adapters can't be truncated, ranks spread over the whole ladder.
         """
         ladder = self.question.space.ranks()
+        best = best_by_rank(self.question, trials).get(middle_rank(ladder))
+        if best is not None and not self._sees(best):
+            return self._spread()
         reference = next((t for t in trials if t.purpose == "reference" and t.state == "COMPLETE"), None)
         whole = None if reference is None else reference.value(self.question.metric)
         at = ladder.index(middle_rank(ladder))
@@ -241,10 +255,31 @@ class StagedStrategy(Strategy):
                 config = self.question.space.config(values)
                 if config.key not in there:
                     why = f"r={r} may suffice; learning rate {config.learning_rate:.3g} is one of its few"
+                    if not self._sees(best):
+                        why += (
+                            f"; adapters of {config.method} can't be truncated, so ranks of the whole ladder are tried"
+                        )
                     return Order("select", "candidates", why, seed, prune=True, config=config, values=values)
         if any(t.purpose == "select" and not t.finished for t in trials):
             return Wait("the candidates are still training")
         return None
+
+    def _sees(self, best: TrialRecord) -> bool:
+        """Whether a trained adapter can be truncated to see which ranks matter."""
+        return not self._untruncatable([best.config.method])
+
+    def _spread(self) -> list[int]:
+        """Ranks to train where nothing tells which matter: all of them, or a few in about equal steps of their log."""
+        ladder = self.question.space.ranks()
+        if len(ladder) <= _UNSEEN:
+            return list(ladder)
+        steps = [(ladder[-1] / ladder[0]) ** (i / (_UNSEEN - 1)) * ladder[0] for i in range(_UNSEEN)]
+        return sorted({min(ladder, key=lambda r: abs(math.log(r / step))) for step in steps})
+
+    @staticmethod
+    def _untruncatable(methods: Sequence[str]) -> list[str]:
+        # A recording may hold a method of another tool; what it measured of truncation is taken as it is.
+        return [method for method in methods if method in METHODS and not METHODS[method].truncatable]
 
     def _variants(self, trials: Sequence[TrialRecord], r: int) -> list[TrialRecord]:
         """The runs among which a rank's finalist is chosen; earlier stages' runs of the same kind count among them."""

@@ -4,7 +4,7 @@ Knows records and MLflow; nothing of Ray, Optuna or torch. The records stay the 
 thrown away and made again from them.
 """
 
-from ranksearch.tracking._address import default_uri, redact
+from ranksearch.tracking._address import default_uri, redact, unreachable
 from ranksearch.tracking._tracker import Tracker, replay
 
-__all__ = ["Tracker", "default_uri", "redact", "replay"]
+__all__ = ["Tracker", "default_uri", "redact", "replay", "unreachable"]

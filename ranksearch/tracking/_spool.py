@@ -154,6 +154,9 @@ class Spool:
             return trial_key(trial.number), trial
         values = json.loads(text)
         item = Attachment(self.folder.parent / values["path"], values["folder"])
+        if not item.path.resolve().is_relative_to(self.folder.parent.resolve()):
+            # Who can write here must not have other files of the driver's sent.
+            raise ValueError("it names a file outside of the study's folder")
         return attachment_key(item), item
 
     def _path(self, key: str) -> Path:

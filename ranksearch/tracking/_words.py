@@ -159,6 +159,7 @@ def study_image(study: StudyRecord) -> RunImage:
     measured: dict[str, Any] = {}
     if study.test is not None:
         measured |= {f"test/{k}": v for k, v in study.test.metrics.items()} | {"test/n": study.test.n}
+    measured |= {f"zero_shot/{k}": v for k, v in study.zero_shot.items()}
     if study.result is not None:
         measured |= {f"cost/{k}": v for k, v in study.result.get("cost", {}).items()}
     return RunImage(
@@ -219,6 +220,9 @@ def _note(study: StudyRecord) -> str:
     if study.test is not None:
         values = ", ".join(f"{k} {_cell(v)}" for k, v in study.test.metrics.items())
         lines += ["", f"Test ({study.test.n} rows, adapter of trial {study.test.trial}): {values}"]
+    if study.zero_shot:
+        values = ", ".join(f"{k} {_cell(v)}" for k, v in study.zero_shot.items())
+        lines += ["", f"The base model without an adapter: {values}"]
     return "\n".join(lines)
 
 

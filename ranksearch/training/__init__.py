@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ranksearch.training.adapter_run import AdapterRun
     from ranksearch.training.device import pin_threads, resolve_precision
+    from ranksearch.training.evaluation import zero_shot
     from ranksearch.training.failures import Diverged, OutOfMemory
     from ranksearch.training.loop import Outcome, train
     from ranksearch.training.model import ModelSource, check_weights, inspect_model
     from ranksearch.training.saving import evaluate_saved
     from ranksearch.training.targets import Targets, rank_faults, resolve_targets, shortest_suffixes
+    from ranksearch.training.truncated import truncate_saved
     from ranksearch.training.truncation import truncation_curve
     from ranksearch.training.workbench import Workbench
 
@@ -37,7 +39,9 @@ __all__ = [
     "resolve_targets",
     "shortest_suffixes",
     "train",
+    "truncate_saved",
     "truncation_curve",
+    "zero_shot",
 ]
 
 _HOME = {
@@ -57,7 +61,9 @@ _HOME = {
     "resolve_targets": "targets",
     "shortest_suffixes": "targets",
     "train": "loop",
+    "truncate_saved": "truncated",
     "truncation_curve": "truncation",
+    "zero_shot": "evaluation",
 }
 
 

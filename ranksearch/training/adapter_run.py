@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,17 @@ import torch
 from transformers import PreTrainedModel
 
 from ranksearch.config import TrialConfig
-from ranksearch.errors import SpecError
+from ranksearch.lora import layer_group
 from ranksearch.records import Cost
+from ranksearch.training.attaching import attach
 from ranksearch.training.device import peak_memory_mb, reset_peak_memory
-from ranksearch.training.dropout import use_quick_dropout
 from ranksearch.training.evaluation import evaluate
+from ranksearch.training.facts import block_of
 from ranksearch.training.failures import Diverged, memory_guard
 from ranksearch.training.groups import make_optimizer, schedule
-from ranksearch.training.heads import head_trainables, start_heads
-from ranksearch.training.methods import Attachment, find_method
+from ranksearch.training.heads import head_trainables
 from ranksearch.training.order import DataOrder, derived_seed
-from ranksearch.training.saving import save_adapter
-from ranksearch.training.targets import rank_faults
+from ranksearch.training.watch import Watch, clip
 from ranksearch.training.workbench import Workbench
 
 __all__ = ["AdapterRun"]
@@ -68,34 +66,12 @@ class AdapterRun:
         self.max_steps = max_steps
         self._bench = workbench
         self._device = workbench.device
-        method = find_method(config)
-        targets = workbench.targets(config.target_modules)
-        faults = rank_faults(config.r, targets.names, workbench.facts)
-        if faults:
-            raise SpecError(faults)
-        self.notes = targets.notes
-        self.target_modules = workbench.endings(targets.names)
         reset_peak_memory(self._device)
         with memory_guard("attaching the adapter"):
-            self._peft = method.attach(
-                workbench.skeleton(),
-                Attachment(
-                    config=config,
-                    names=targets.names,
-                    endings=self.target_modules,
-                    facts=workbench.facts,
-                    task_type=workbench.task.peft_type,
-                    base=workbench.source.path,
-                    revision=workbench.source.revision,
-                    seed=seed,
-                    top_rank=top_rank,
-                ),
-            )
-            self.model: PreTrainedModel = self._peft.get_base_model()
-            if self._device.type == "cpu":
-                use_quick_dropout(self.model)
-            start_heads(self.model, workbench.facts.head_modules, workbench.fresh, workbench.dtype, seed)
-            self._trainables = [*method.trainables(self._peft, workbench.facts), *head_trainables(self._peft)]
+            self._method, self.notes = attach(workbench, config, seed=seed, max_steps=max_steps, top_rank=top_rank)
+            self.target_modules = self._method.attachment.endings
+            self.model: PreTrainedModel = self._method.model
+            self._trainables = [*self._method.trainables(), *head_trainables(self._method.root)]
             self._optimizer = make_optimizer(self._trainables, config)
         self._parameters = [t.parameter for t in self._trainables]
         # Gradients of fp16 activations are too small for the type unless the loss is scaled up (arXiv 1710.03740).
@@ -103,7 +79,7 @@ class AdapterRun:
             self._device.type, init_scale=65536.0, growth_interval=2000, enabled=workbench.precision == "fp16"
         )
         self._order = DataOrder(workbench.parts["train"].lengths, config.batch_size, seed)
-        self._since = _Sums.of(self._device)
+        self._since = Watch(self._trainables, self._device)
         self._cost = Cost(setup_seconds=time.perf_counter() - began)
 
     @property
@@ -115,6 +91,11 @@ class AdapterRun:
     def trainable_parameters(self) -> int:
         """Parameters of adapter and head."""
         return sum(t.parameter.numel() for t in self._trainables)
+
+    @property
+    def trained(self) -> list[torch.nn.Parameter]:
+        """The parameters of adapter and head. To look at."""
+        return list(self._parameters)
 
     @property
     def cost(self) -> Cost:
@@ -137,14 +118,15 @@ class AdapterRun:
             to_step: Counted from the start of the run; nothing happens where it was passed already.
 
         Returns:
-            `train/loss` and `train/grad_norm` (before clipping), means over the steps since the last call; nothing
-            where there were none.
+            `train/loss` and `train/grad_norm` (before clipping), means over the steps since the last call, the latter
+            also for each group of layers; and `train/adapter_to_base_norm/bottom` and so on, the norm of what the
+            adapter adds over that of the weights that it adds it to. Nothing where there were no steps.
 
         Raises:
             Diverged: When the loss is no number any more, or hopeless. The run is of no use then.
             OutOfMemory: When a step doesn't fit.
         """
-        began = time.perf_counter()
+        began, evaluated = time.perf_counter(), self._cost.eval_seconds
         self.model.train()
         devices = [self._device] if self._device.type == "cuda" else []
         try:
@@ -155,40 +137,53 @@ class AdapterRun:
                         self._check_loss()
                 self._check_loss()
         finally:
-            self._add(train_seconds=time.perf_counter() - began)
+            # What a method evaluated in between is not training.
+            self._add(train_seconds=time.perf_counter() - began - (self._cost.eval_seconds - evaluated))
         means = self._since.means()
-        self._since = _Sums.of(self._device)
-        return means
+        self._since.clear()
+        return means | self._change_ratios() if means else {}
 
-    def evaluate(self, part: str) -> dict[str, float]:
+    def evaluate(self, part: str, *, write: bool = False) -> dict[str, float]:
         """Metrics over all rows of "train", "eval" or "test", as `eval/nll` and so on; NaN where there are no numbers.
+
+        Args:
+            part: The rows.
+            write: Whether the model writes text too, for the metrics that need it; with a workbench that always
+                writes it does so anyway.
 
         Raises:
             OutOfMemory: When a batch doesn't fit.
         """
         began = time.perf_counter()
         with memory_guard(f"evaluating at step {self.step}"):
-            metrics = evaluate(self.model, self._bench.task, self._bench.parts[part], self._device)
+            metrics = evaluate(
+                self.model,
+                self._bench.task,
+                self._bench.parts[part],
+                self._device,
+                write=write or self._bench.always_write,
+            )
         self._add(eval_seconds=time.perf_counter() - began)
         return {f"{part}/{name}": value for name, value in metrics.items()}
 
     def save(self, folder: Path) -> None:
-        """Writes the adapter and the head in PEFT's format.
+        """Writes the adapter and the head, in PEFT's format where it can express them.
 
         Raises:
             StoreError: When the folder can't be written.
         """
-        save_adapter(self._peft, self.target_modules, folder)
+        self._method.save(folder)
 
     def state_dict(self) -> dict[str, Any]:
         """All that going on needs; tensors and plain values, safe to load with `weights_only`."""
         return {
             "identity": self._identity(),
             "cost": self.cost.model_dump(),
-            "since": self._since.plain(),
+            "since": self._since.state(),
             "tensors": {t.name: t.parameter.detach().clone() for t in self._trainables},
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "scaler": self._scaler.state_dict(),
+            "method": copy.deepcopy(self._method.state()),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -204,12 +199,13 @@ class AdapterRun:
                 t.parameter.copy_(state["tensors"][t.name])
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self._scaler.load_state_dict(state["scaler"])
-        self._since = _Sums.of(self._device, **state["since"])
+        self._method.load_state(copy.deepcopy(state["method"]))
+        self._since.load_state(state["since"])
         self._cost = Cost(**state["cost"])
 
     def close(self) -> None:
         """Lets go of the adapter. The workbench never knew of it."""
-        for name in ("model", "_peft", "_trainables", "_parameters", "_optimizer"):
+        for name in ("model", "_method", "_trainables", "_parameters", "_optimizer"):
             self.__dict__.pop(name, None)
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -221,10 +217,12 @@ class AdapterRun:
         self.close()
 
     def _train_step(self) -> None:
-        config, bench, part = self.config, self._bench, self._bench.parts["train"]
-        rows = self._order.rows(self.step)
-        torch.manual_seed(derived_seed(self.seed, "dropout", self.step))
-        factor = schedule(self.step, config.warmup_steps, self.max_steps)
+        config, bench, part, method = self.config, self._bench, self._bench.parts["train"], self._method
+        step = self.step
+        rows = self._order.rows(step)
+        torch.manual_seed(derived_seed(self.seed, "dropout", step))
+        method.before_step(step, self._optimizer)
+        factor = schedule(step, config.warmup_steps, self.max_steps)
         for group in self._optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
         weight = bench.task.weight(part, rows)
@@ -232,15 +230,38 @@ class AdapterRun:
             loss = bench.task.loss(self.model, part, part.batch(some)) / weight
             self._scaler.scale(loss).backward()
             self._since.loss += loss.detach()
+        penalty = method.penalty()
+        if penalty is not None:
+            self._scaler.scale(penalty).backward()
         self._scaler.unscale_(self._optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, _CLIP, foreach=True)
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        method.after_backward(step)
+        norms = clip(self._parameters, _CLIP)
+        applied = self._update()
+        method.after_step(step, applied=applied)
         self._optimizer.zero_grad(set_to_none=True)
         # The scaler skips a step that overflowed, so such a norm is none of the run's.
-        self._since.norm += norm.detach() if not self._scaler.is_enabled() else norm.detach().nan_to_num(0, 0, 0)
-        self._since.steps += 1
+        self._since.add_norms(norms if not self._scaler.is_enabled() else norms.nan_to_num(0, 0, 0))
         self._add(steps=1, samples=len(rows), tokens=int(part.lengths[rows].sum()))
+        if method.evaluates(self.step):
+            method.after_evaluation(self.evaluate("eval"))
+
+    def _update(self) -> bool:
+        """The optimizer's step; False where fp16 overflowed and it was left out."""
+        before = self._scaler.get_scale() if self._scaler.is_enabled() else 0.0
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
+        return not self._scaler.is_enabled() or self._scaler.get_scale() >= before
+
+    def _change_ratios(self) -> dict[str, float]:
+        """The Frobenius norm of each group's change over that of its weights."""
+        changes = self._method.change_norms()
+        sums: dict[str, list[float]] = {}
+        for name, norm in changes.items():
+            group = layer_group(block_of(name), self._bench.facts.blocks)
+            both = sums.setdefault(group, [0.0, 0.0])
+            both[0] += float(norm) ** 2
+            both[1] += self._bench.weight_norm(name) ** 2
+        return {f"train/adapter_to_base_norm/{g}": (a / b) ** 0.5 for g, (a, b) in sorted(sums.items()) if b > 0}
 
     def _check_loss(self) -> None:
         mean = float(self._since.loss) / max(1, self._since.steps)
@@ -252,24 +273,3 @@ class AdapterRun:
 
     def _identity(self) -> dict[str, Any]:
         return {"config": self.config.key, "seed": self.seed, "max_steps": self.max_steps}
-
-
-@dataclass
-class _Sums:
-    """Loss and gradient norm since the last report, kept on the device."""
-
-    loss: torch.Tensor
-    norm: torch.Tensor
-    steps: int = 0
-
-    @classmethod
-    def of(cls, device: torch.device, loss: float = 0.0, norm: float = 0.0, steps: int = 0) -> _Sums:
-        return cls(torch.tensor(loss, device=device), torch.tensor(norm, device=device), steps)
-
-    def plain(self) -> dict[str, float | int]:
-        return {"loss": float(self.loss), "norm": float(self.norm), "steps": self.steps}
-
-    def means(self) -> dict[str, float]:
-        if not self.steps:
-            return {}
-        return {"train/loss": float(self.loss) / self.steps, "train/grad_norm": float(self.norm) / self.steps}

@@ -25,6 +25,8 @@ class Batch:
     """What the model's forward takes by name; each (batch, longest)."""
     rows: torch.Tensor
     """Which rows of the part; shape (batch,)."""
+    trained: torch.Tensor | None = None
+    """Which tokens are to be predicted, for generation; shape (batch, longest)."""
 
 
 class Part:
@@ -39,10 +41,12 @@ class Part:
     def __init__(self, split: Split, pad_id: int, device: torch.device) -> None:
         self.lengths: npt.NDArray[np.int64] = split.lengths
         self.labels = None if split.labels is None else torch.from_numpy(split.labels).to(device)
+        self.split = split
         self._pad_id = pad_id
         self._device = device
         self._ids = torch.from_numpy(split.ids).to(device)
         self._starts = torch.from_numpy(split.offsets[:-1]).to(device)
+        self._trained = None if split.trained is None else torch.from_numpy(split.trained).to(device)
         self._types = None if split.token_type_ids is None else torch.from_numpy(split.token_type_ids).to(device)
 
     def __len__(self) -> int:
@@ -61,7 +65,7 @@ class Part:
             inputs["attention_mask"] = real.long()
         if self._types is not None:
             inputs["token_type_ids"] = torch.where(real, self._types[at], 0).long()
-        return Batch(inputs, index)
+        return Batch(inputs, index, None if self._trained is None else real & self._trained[at])
 
 
 def by_length(lengths: npt.NDArray[np.int64], tokens: int) -> Iterator[npt.NDArray[np.int64]]:

@@ -68,7 +68,9 @@ class _LoraLinear(torch.autograd.Function):
         hidden = into_a @ a.t()
         y = F.linear(flat, weight, bias)
         y.addmm_(hidden, b.t())
-        ctx.save_for_backward(into_a, weight, a, b, hidden)
+        # Where a factor is frozen, what only its gradient needs is not kept.
+        _, _, _, _, trains_a, trains_b, _ = ctx.needs_input_grad
+        ctx.save_for_backward(into_a if trains_a else None, weight, a, b, hidden if trains_b else None)
         ctx.apart = dropped is not None
         ctx.scaling = scaling
         return y.view(*x.shape[:-1], y.shape[-1])
@@ -87,7 +89,10 @@ class _LoraLinear(torch.autograd.Function):
             of_x = of_x.view(shape)
         if ctx.apart and ctx.needs_input_grad[1]:
             of_dropped = (of_hidden @ a).view(shape)
-        of_a = (of_hidden.t() @ into_a).float()
-        # Transposed, since a product with r rows is several times faster than one with r columns.
-        of_b = (hidden.t() @ grad).t().float() * ctx.scaling
+        of_a = of_b = None
+        if ctx.needs_input_grad[4]:
+            of_a = (of_hidden.t() @ into_a).float()
+        if ctx.needs_input_grad[5]:
+            # Transposed, since a product with r rows is several times faster than one with r columns.
+            of_b = (hidden.t() @ grad).t().float() * ctx.scaling
         return of_x, of_dropped, None, None, of_a, of_b, None

@@ -25,8 +25,8 @@ class Trainable:
     name: str
     """Its name in the model that it was attached to."""
     parameter: nn.Parameter
-    part: Literal["A", "B", "head"]
-    """"A" reads the layer's input, "B" writes its output; what a method adds joins the one that it acts like."""
+    part: Literal["A", "B", "own", "head"]
+    """"A" reads the layer's input, "B" writes its output; "own": neither, what only the method knows."""
     group: LayerGroup = "middle"
     """Ignored for the head."""
 
@@ -36,7 +36,7 @@ def learning_rate(config: TrialConfig, part: str, group: LayerGroup) -> float:
 
     Args:
         config: The trial's hyperparameters.
-        part: "A", "B" or "head".
+        part: "A", "B", "own" or "head".
         group: Third of the depth; ignored for the head.
     """
     if part == "head":

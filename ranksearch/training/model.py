@@ -30,7 +30,7 @@ from ranksearch.training.facts import head_modules, model_facts
 from ranksearch.training.failures import OutOfMemory, memory_guard
 from ranksearch.training.quiet import quiet_loading
 
-__all__ = ["Loaded", "ModelSource", "check_weights", "inspect_model", "load_model"]
+__all__ = ["Loaded", "ModelSource", "base_config", "check_weights", "empty_model", "inspect_model", "load_model"]
 
 _NO_PICKLE = "the weights must be in safetensors files: a pickle can run code when it is opened"
 _ENCODERS: Any = AutoModelForMaskedLM._model_mapping
@@ -79,13 +79,27 @@ def inspect_model(source: ModelSource, task: str, num_labels: int) -> ModelFacts
     Raises:
         DataError: When there is no such model, or it can't be used for the task.
     """
+    return model_facts(empty_model(source, task, num_labels), source.label)
+
+
+def empty_model(source: ModelSource, task: str, num_labels: int) -> PreTrainedModel:
+    """A model without weights, on the meta device.
+
+    Args:
+        source: The model.
+        task: "classification" or "generation".
+        num_labels: Classes; ignored for generation.
+
+    Raises:
+        DataError: When there is no such model, or it can't be used for the task.
+    """
     config = _config(source, task, num_labels)
     with quiet_loading(), torch.device("meta"):
         try:
             model: PreTrainedModel = _CLASSES[task].from_config(config, trust_remote_code=source.trust_remote_code)
         except Exception as error:  # whatever a family's code makes of values that do not fit together
             raise DataError(_unloadable(source, error)) from error
-    return model_facts(model, source.label)
+    return model
 
 
 def load_model(source: ModelSource, task: str, num_labels: int, dtype: torch.dtype) -> Loaded:
@@ -142,7 +156,23 @@ def load_model(source: ModelSource, task: str, num_labels: int, dtype: torch.dty
 
 
 def _config(source: ModelSource, task: str, num_labels: int) -> Any:
-    """The model's configuration, checked."""
+    """The model's configuration for training, checked."""
+    config = base_config(source, task, num_labels)
+    config.use_cache = False
+    return config
+
+
+def base_config(source: ModelSource, task: str, num_labels: int | None = None) -> Any:
+    """A model's configuration as it stands, checked.
+
+    Args:
+        source: The model.
+        task: "classification" or "generation".
+        num_labels: Classes; ignored for generation; None keeps the model's own.
+
+    Raises:
+        DataError: When there is no such model, or it can't be used for the task.
+    """
     folder = Path(source.path)
     looks_local = folder.is_absolute() or source.path.startswith((".", "~")) or source.path.count("/") > 1
     if not folder.is_dir() and looks_local:
@@ -151,7 +181,7 @@ def _config(source: ModelSource, task: str, num_labels: int) -> Any:
     if folder.is_dir() and not (folder / "config.json").is_file():
         rule = "a model folder must hold a config.json"
         raise DataError(Fault(rule, "none", source.path, "Save the model there with save_pretrained."))
-    labels = {"num_labels": num_labels} if task == "classification" else {}
+    labels = {"num_labels": num_labels} if task == "classification" and num_labels is not None else {}
     with quiet_loading():
         try:
             config = AutoConfig.from_pretrained(
@@ -175,7 +205,6 @@ def _config(source: ModelSource, task: str, num_labels: int) -> Any:
     if task == "generation" and type(config) in _ENCODERS and not getattr(config, "is_decoder", False):
         rule = "a model for generation must be a decoder: an encoder reads the words that it should predict"
         raise DataError(Fault(rule, str(config.model_type), source.label, "Take a decoder such as Llama."))
-    config.use_cache = False
     return config
 
 
@@ -213,7 +242,7 @@ def _unloadable(source: ModelSource, error: Exception) -> Fault:
     if "trust_remote_code" in text:
         rule = "the model must be one that transformers knows: ranksearch does not run code that comes with a model"
         got = "a model that needs its own code (auto_map in config.json)"
-        remedy = "Take a model of a known family; or set model.trust_remote_code to true if you trust its code."
+        remedy = "Take a known family; if you trust its code, set model.trust_remote_code and give --trust-remote-code."
         return Fault(rule, got, source.label, remedy)
     got = f"{type(error).__name__}: {text[:300]}"
     if Path(source.path).is_dir():

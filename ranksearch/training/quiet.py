@@ -29,7 +29,14 @@ def quiet_loading() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_wrapping() -> Iterator[None]:
-    """Without the warning that PEFT 0.21 asks transformers 5.24 for an attribute by its old name."""
+    """Without what PEFT 0.21 warns of and need not.
+
+    It asks transformers 5.24 for an attribute by its old name. It looks AdaLoRA's ranks up as if they were LoRA's, and
+    says that it did not find them although it uses them; and that a layer which AdaLoRA pruned to rank 0 is broken.
+    """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        unfound = r"The following rank_pattern keys did not match any targeted module .*\.lora_E'"
+        warnings.filterwarnings("ignore", unfound, RuntimeWarning)
+        warnings.filterwarnings("ignore", r"Adapter '.*': \d+ LoRA tensor\(s\) have invalid shape", UserWarning)
         yield

@@ -7,7 +7,7 @@ B = Qb Rb, A^T = Qa Ra, s Rb Ra^T = U S V^T (r x r), hence s B A = (Qb U) S (Qa 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,10 +15,11 @@ import torch
 from peft.tuners.lora.layer import LoraLayer
 
 from ranksearch.errors import Fault, SpecError
+from ranksearch.methods import METHODS
 from ranksearch.records import TruncationPoint
 from ranksearch.training.adapter_run import AdapterRun
 
-__all__ = ["Factors", "factors", "pattern_ranks", "truncation_curve"]
+__all__ = ["Factors", "decompose", "factors", "pattern_ranks", "truncation_curve"]
 
 
 @dataclass(frozen=True)
@@ -49,26 +50,36 @@ def factors(layer: LoraLayer, adapter: str = "default") -> Factors:
         rule = "truncation needs adapters whose change is scaling * B A"
         remedy = "Truncate a plain LoRA adapter, or train the smaller rank directly."
         raise SpecError(Fault(rule, type(layer.lora_variant[adapter]).__name__, "space.method", remedy))
-    a = layer.lora_A[adapter].weight.double()
-    b = layer.lora_B[adapter].weight.double()
-    left, upper = torch.linalg.qr(b)
-    right, lower = torch.linalg.qr(a.t())
-    u, s, v = torch.linalg.svd(layer.scaling[adapter] * upper @ lower.t())
+    return decompose(layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter])
+
+
+@torch.no_grad()
+def decompose(a: torch.Tensor, b: torch.Tensor, scaling: float) -> Factors:
+    """The SVD of scaling * B A, in double precision.
+
+    Args:
+        a: A, (r, in).
+        b: B, (out, r).
+        scaling: The factor on B A.
+    """
+    left, upper = torch.linalg.qr(b.double())
+    right, lower = torch.linalg.qr(a.double().t())
+    u, s, v = torch.linalg.svd(scaling * upper @ lower.t(), full_matrices=False)
     return Factors(left @ u, s, v @ right.t())
 
 
-def pattern_ranks(spectra: Sequence[torch.Tensor], mean_rank: int) -> list[int]:
-    """Ranks by one threshold on singular values over all layers: as many in all as `mean_rank` in each.
+def pattern_ranks(spectra: Sequence[torch.Tensor], ranks: int) -> list[int]:
+    """Ranks by one threshold on singular values over all layers.
 
     Args:
         spectra: Each layer's singular values, descending.
-        mean_rank: Ranks a layer on average.
+        ranks: Ranks in all.
 
     Returns:
         Each layer's rank, at least 0.
     """
     owners = torch.cat([torch.full((len(s),), i) for i, s in enumerate(spectra)])
-    kept = torch.argsort(torch.cat(list(spectra)), descending=True, stable=True)[: mean_rank * len(spectra)]
+    kept = torch.argsort(torch.cat(list(spectra)), descending=True, stable=True)[:ranks]
     counts: list[int] = torch.bincount(owners[kept], minlength=len(spectra)).tolist()
     return counts
 
@@ -88,12 +99,20 @@ def truncation_curve(run: AdapterRun, ranks: Sequence[int], part: str) -> Iterat
         SpecError: When the method's adapters can't be truncated.
         OutOfMemory: When a batch doesn't fit.
     """
+    if not METHODS[run.config.method].truncatable:
+        rule = "truncation needs adapters whose change is scaling * B A beside the original weights"
+        remedy = "Train the smaller ranks directly."
+        raise SpecError(Fault(rule, f"the method {run.config.method}", "space.method", remedy))
     layers = {name: m for name, m in run.model.named_modules() if isinstance(m, LoraLayer)}
     found = {name: factors(layer) for name, layer in layers.items()}
     spectra = [found[name].values for name in layers]
-    head = run.trainable_parameters - sum(_size(layer, layer.r["default"]) for layer in layers.values())
+    trained = {id(parameter) for parameter in run.trained}
+    sides = {name: _sides(layer, trained) for name, layer in layers.items()}
+    rest = run.trainable_parameters - sum(layer.r["default"] * sides[name] for name, layer in layers.items())
     for k in sorted(ranks):
-        for kind, chosen in (("uniform", [k] * len(layers)), ("pattern", pattern_ranks(spectra, k))):
+        # A layer that trains at a share of r is cut to that share of k.
+        uniform = [max(1, round(k * layer.r["default"] / run.config.r)) for layer in layers.values()]
+        for kind, chosen in (("uniform", uniform), ("pattern", pattern_ranks(spectra, sum(uniform)))):
             by_layer = dict(zip(layers, chosen, strict=True))
             with _cut(layers, found, by_layer):
                 metrics = run.evaluate(part)
@@ -101,7 +120,7 @@ def truncation_curve(run: AdapterRun, ranks: Sequence[int], part: str) -> Iterat
                 kind="uniform" if kind == "uniform" else "pattern",
                 r=k,
                 metrics=metrics,
-                trainable_parameters=head + sum(_size(layers[name], r) for name, r in by_layer.items()),
+                trainable_parameters=rest + sum(r * sides[name] for name, r in by_layer.items()),
                 rank_pattern=by_layer if kind == "pattern" else {},
             )
 
@@ -125,8 +144,7 @@ def _cut(layers: Mapping[str, LoraLayer], found: Mapping[str, Factors], ranks: M
                 layers[name].lora_B["default"].weight.copy_(old_b)
 
 
-def _size(layer: LoraLayer, r: int) -> int:
-    """Parameters of a layer's adapter at a rank."""
-    inputs: int = layer.lora_A["default"].weight.shape[1]
-    outputs: int = layer.lora_B["default"].weight.shape[0]
-    return r * (inputs + outputs)
+def _sides(layer: LoraLayer, trained: Collection[int]) -> int:
+    """Parameters of a layer's adapter for each rank; of what is trained."""
+    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
+    return int(a.shape[1] * (id(a) in trained) + b.shape[0] * (id(b) in trained))

@@ -6,11 +6,13 @@ Nothing changes it afterwards. A run works on a skeleton: modules of its own aro
 from __future__ import annotations
 
 import copy
+import functools
 import time
 
+import torch
 from transformers import PreTrainedModel
 
-from ranksearch.data import Prepared
+from ranksearch.data import Prepared, load_tokenizer
 from ranksearch.errors import DataError, Fault
 from ranksearch.lora import ModelFacts
 from ranksearch.training.batches import Part
@@ -35,10 +37,10 @@ class Workbench:
         gradient_accumulation: Parts that a batch is trained in; the step is that of the whole batch, the memory that
             of a part.
         gradient_checkpointing: Whether activations are computed again on the way back instead of kept.
+        always_write: Whether every evaluation lets the model write text: where that is what runs are compared by.
 
     Raises:
         DataError: When model, data and options can't be trained together.
-        PlanError: When the task can't be trained.
         OutOfMemory: When the model doesn't fit.
     """
 
@@ -51,11 +53,15 @@ class Workbench:
         device: str | None = None,
         gradient_accumulation: int = 1,
         gradient_checkpointing: bool = False,
+        always_write: bool = False,
     ) -> None:
         began = time.perf_counter()
         self.source = source
         self.data = data
-        self.task = task_of(data)
+        self.task = task_of(
+            data, functools.partial(load_tokenizer, source.path, source.revision, source.trust_remote_code)
+        )
+        self.always_write = always_write
         self.device = choose_device(device)
         self.precision = resolve_precision(precision, source.dtype, self.device)
         self.dtype = DTYPES[self.precision]
@@ -75,6 +81,7 @@ class Workbench:
         self._model.config.get_text_config().pad_token_id = pad_id
         self.notes = (*loaded.notes, *pad_notes)
         self.parts = {n: Part(getattr(data, n), pad_id, self.device) for n in ("train", "eval", "test")}
+        self._norms: dict[str, float] = {}
         self.load_seconds = time.perf_counter() - began
 
     def skeleton(self) -> PreTrainedModel:
@@ -97,6 +104,12 @@ class Workbench:
         """The shortest name endings that mean exactly these layers, in the whole model."""
         return shortest_suffixes(names, [name for name, _ in self._model.named_modules() if name])
 
+    def weight_norm(self, layer: str) -> float:
+        """Frobenius norm of a layer's weight, by the layer's full name; computed once."""
+        if layer not in self._norms:
+            self._norms[layer] = float(torch.linalg.vector_norm(self._model.get_parameter(f"{layer}.weight").float()))
+        return self._norms[layer]
+
     @property
     def base(self) -> PreTrainedModel:
         """The base model. To look at: runs work on a `skeleton`."""
@@ -110,7 +123,7 @@ def _pad_id(model: PreTrainedModel, data: Prepared) -> tuple[int, tuple[str, ...
     end in the token that the tokenizer would pad with, those would be read too early: another token must do. The
     attention mask hides it in any case, so which one it is changes nothing else.
     """
-    if model.config.get_text_config().pad_token_id is not None:
+    if data.task == "generation" or model.config.get_text_config().pad_token_id is not None:
         return data.pad_id, ()
     splits = (data.train, data.eval, data.test)
     last = {int(token) for s in splits if len(s) for token in s.ids[s.offsets[1:] - 1]}

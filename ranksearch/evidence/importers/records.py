@@ -54,14 +54,13 @@ def read(path: Path) -> Reading:
 
 
 def read_store(store: Store) -> Reading:
-    """The finished studies of a home, none being no fault.
-
-    Raises:
-        StoreError: When a record is torn.
-    """
+    """The finished studies of a home, none being no fault; a study with a torn record is left out and told."""
     reading = Reading()
     for name in store.studies():
-        _add_study(reading, store.study(name), store.trials(name))
+        try:
+            _add_study(reading, store.study(name), store.trials(name))
+        except StoreError as error:
+            reading.notes.append(f"The study {name} is left out: {error}")
     return reading
 
 

@@ -7,15 +7,17 @@ safetensors header only; no pickle is ever opened or copied.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import yaml
 from safetensors import SafetensorError, safe_open
 
+from ranksearch.config import whole
 from ranksearch.errors import ExportError, Fault, shown
-from ranksearch.export.fields import FIELDS
-from ranksearch.export.source import Source
+from ranksearch.export.source import Source, Truncation
+from ranksearch.methods import METHODS
 from ranksearch.records import StudyRecord, TrialRecord
 
 __all__ = ["ABOUT", "EXPRESSES", "TARGET", "build"]
@@ -32,10 +34,14 @@ _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 def build(source: Source) -> dict[str, bytes | Path]:
     """Configuration, weights and card.
 
+    A truncated adapter, where the source names one, takes the winner's place.
+
     Raises:
-        ExportError: There is no trained adapter, it lies outside of the study's folder, or it is not the recommended
-            configuration.
+        ExportError: There is no trained adapter, PEFT can't express its method, it lies outside of the study's folder,
+            or it is not the recommended configuration.
     """
+    if source.truncated is not None and source.study is not None:
+        return _truncated(source, source.study, source.truncated)
     trial, folder = source.winner(), source.folder
     if source.study is None or folder is None or trial is None or trial.adapter is None:
         got = "a recommendation, which was not trained" if source.study is None else "no trained adapter of it was kept"
@@ -47,6 +53,16 @@ def build(source: Source) -> dict[str, bytes | Path]:
                 "Export a study that has one, or train the configuration first (--to transformers).",
             )
         )
+    method = str(source.values.get("method", "lora"))
+    if method in METHODS and METHODS[method].saved != "peft":
+        raise ExportError(
+            Fault(
+                f"peft must be able to express the method {method}",
+                METHODS[method].summary,
+                source.title,
+                f"Its weights lie in {folder / trial.adapter}, in a format of ranksearch's own.",
+            )
+        )
     weights, config_file = _inside(folder, trial.adapter, _WEIGHTS), _inside(folder, trial.adapter, _CONFIG)
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
@@ -55,13 +71,30 @@ def build(source: Source) -> dict[str, bytes | Path]:
             Fault("the adapter's configuration must be JSON", str(error), str(config_file), "Train it again.")
         ) from error
     _check(source, config, weights)
-    config["base_model_name_or_path"] = base_model(source.study, config.get("base_model_name_or_path"))
-    config["revision"] = source.study.spec["model"].get("revision")
+    return _files(source, source.study, config, weights, _measured(source.study, trial))
+
+
+def _truncated(source: Source, study: StudyRecord, cut: Truncation) -> dict[str, bytes | Path]:
+    config = json.loads((cut.folder / _CONFIG).read_text(encoding="utf-8"))
+    told = [f"- truncated from r={cut.from_r} of trial {cut.trial}, not trained again"]
+    told += [
+        f"- {name}: {value:.6g} (eval rows; {before:.6g} before)"
+        for name, value in cut.metrics.items()
+        if value is not None and (before := cut.whole.get(name)) is not None
+    ]
+    return _files(source, study, config, cut.folder / _WEIGHTS, told)
+
+
+def _files(
+    source: Source, study: StudyRecord, config: dict[str, Any], weights: Path, measured: list[str]
+) -> dict[str, bytes | Path]:
+    config["base_model_name_or_path"] = source.base_model() or str(study.spec["model"]["id"])
+    config["revision"] = study.spec["model"].get("revision")
     config["inference_mode"] = True
     return {
         _CONFIG: (json.dumps(config, indent=2, sort_keys=True) + "\n").encode(),
         _WEIGHTS: weights,
-        "README.md": _card(source, source.study, trial, config).encode(),
+        "README.md": _card(source, study, measured, config).encode(),
     }
 
 
@@ -94,13 +127,6 @@ def _inside(folder: Path, adapter: str, name: str) -> Path:
     return path
 
 
-def base_model(study: StudyRecord, saved: object) -> str:
-    """Where the base model is loaded from: the folder or hub id that it was trained from, else as the spec names it."""
-    if isinstance(saved, str) and saved and (Path(saved).is_dir() or not Path(saved).is_absolute()):
-        return saved
-    return str(study.spec["model"]["id"])
-
-
 def _check(source: Source, config: Any, weights: Path) -> None:
     """Whether the adapter is the recommended one, by its configuration and by the shapes of its weights."""
     faults = []
@@ -110,16 +136,13 @@ def _check(source: Source, config: Any, weights: Path) -> None:
                 "the adapter must be PEFT's", repr(config)[:80], str(weights.parent), "Train the configuration again."
             )
         )
-    for name, field in FIELDS.items():
-        if (
-            field.lora in ("r", "lora_alpha", "use_rslora", "lora_dropout")
-            and name in source.values
-            and config.get(field.lora) != source.values[name]
-        ):
+    expected = _as_saved(source)
+    for name, value in expected.items():
+        if config.get(name) != value:
             faults.append(
                 Fault(
-                    f"the adapter's `{field.lora}` must be the recommended one",
-                    f"{config.get(field.lora)!r} instead of {source.values[name]!r}",
+                    f"the adapter's `{name}` must be the recommended one",
+                    f"{config.get(name)!r} instead of {value!r}",
                     str(weights.parent / _CONFIG),
                     "Train the configuration again.",
                 )
@@ -135,8 +158,8 @@ def _check(source: Source, config: Any, weights: Path) -> None:
         faults.append(
             Fault("the adapter must hold LoRA weights", "none", str(weights), "Train the configuration again.")
         )
-    elif not config.get("rank_pattern") and ranks != {source.values["r"]}:
-        got = f"rank {', '.join(map(str, sorted(ranks)))} instead of {source.values['r']}"
+    elif "r" in expected and not config.get("rank_pattern") and ranks != {expected["r"]}:
+        got = f"rank {', '.join(map(str, sorted(ranks)))} instead of {expected['r']}"
         faults.append(
             Fault("the weights must have the recommended rank", got, str(weights), "Train the configuration again.")
         )
@@ -144,11 +167,25 @@ def _check(source: Source, config: Any, weights: Path) -> None:
         raise ExportError(faults)
 
 
-def _card(source: Source, study: StudyRecord, trial: TrialRecord, config: dict[str, Any]) -> str:
-    base = config["base_model_name_or_path"]
-    front = yaml.safe_dump(
-        {"base_model": base, "library_name": "peft", "tags": ["lora", "ranksearch"]}, sort_keys=False
-    )
+def _as_saved(source: Source) -> dict[str, Any]:
+    """What PEFT's configuration must hold, by its names, where the recommendation tells.
+
+    Methods whose base is not the original one are saved as its difference from it, which has a higher rank at the same
+    scaling. AdaLoRA's ranks differ from layer to layer, and have r for their target.
+    """
+    values = source.values
+    found = {n: values[n] for n in ("r", "lora_alpha", "use_rslora", "lora_dropout") if n in values}
+    method = values.get("method", "lora")
+    if method == "adalora":
+        found["target_r"] = found.pop("r")
+    factor = METHODS[method].saved_rank if method in METHODS else 1
+    if factor > 1:
+        found["r"] *= factor
+        found["lora_alpha"] = whole(found["lora_alpha"] * (math.sqrt(factor) if values.get("use_rslora") else factor))
+    return found
+
+
+def _measured(study: StudyRecord, trial: TrialRecord) -> list[str]:
     metric = study.metric()[0]
     value = trial.value(metric)
     measured = (
@@ -159,6 +196,16 @@ def _card(source: Source, study: StudyRecord, trial: TrialRecord, config: dict[s
     if study.test is not None:
         told = ", ".join(f"{name} {v:.6g}" for name, v in study.test.metrics.items() if v is not None)
         measured.append(f"- test: {told} ({study.test.n} rows, looked at once)")
+    if (base_nll := study.zero_shot.get("test/nll")) is not None:
+        measured.append(f"- test without the adapter: nll {base_nll:.6g}")
+    return measured
+
+
+def _card(source: Source, study: StudyRecord, measured: list[str], config: dict[str, Any]) -> str:
+    base = config["base_model_name_or_path"]
+    front = yaml.safe_dump(
+        {"base_model": base, "library_name": "peft", "tags": ["lora", "ranksearch"]}, sort_keys=False
+    )
     values = ", ".join(f"{name}={json.dumps(v)}" for name, v in source.values.items())
     classes = list(study.data.get("parts", {}).get("train", {}).get("classes", {}))
     head = f", num_labels={len(classes)}" if classes else ""

@@ -1,6 +1,7 @@
 """Training methods, found by name: one file each, which defines `METHOD`. A new file is a new method.
 
-What a method decides: how it is attached to a model, and which of its tensors are trained as what.
+What a method decides: how it is attached to a model, which of its tensors are trained as what, and what else happens
+in a step. What the core must know of it stands in `ranksearch.methods`, under the same name.
 """
 
 from __future__ import annotations
@@ -8,16 +9,19 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, ClassVar, cast
 
-from peft import PeftModel
+import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from ranksearch.config import TrialConfig
 from ranksearch.errors import Fault, SpecError
 from ranksearch.lora import ModelFacts
+from ranksearch.methods import METHODS
 from ranksearch.training.groups import Trainable
 
 __all__ = ["Attachment", "Method", "find_method", "methods"]
@@ -29,7 +33,7 @@ class Attachment:
 
     config: TrialConfig
     names: tuple[str, ...]
-    """Full names of the layers to adapt."""
+    """Full names of the layers to adapt; none for a method without an adapter."""
     endings: tuple[str, ...]
     """The same as the shortest name endings."""
     facts: ModelFacts
@@ -39,40 +43,110 @@ class Attachment:
     """Folder or hub id that a saved adapter names as its base."""
     revision: str | None
     seed: int
+    max_steps: int
+    """Optimizer steps of the whole run."""
     top_rank: int
     """Rank whose A the smaller ones are the first rows of."""
+    dtype: torch.dtype
+    """Type of the activations."""
+    inputs: Callable[[int, int], dict[str, torch.Tensor]]
+    """From a place on so many training rows, shuffled by the seed, as the model takes them; without labels."""
 
 
-class Method(Protocol):
-    """A way to train."""
+class Method:
+    """A way to train, for one run: attached to one model, and called at each of its steps.
 
-    name: str
-    parameters: frozenset[str]
-    """Names that it takes in `method_parameters`."""
+    Args:
+        attachment: What it is attached to.
+    """
 
-    def attach(self, model: PreTrainedModel, attachment: Attachment) -> PeftModel:
-        """Wraps the model's layers and its head.
+    name: ClassVar[str]
+    root: nn.Module
+    """The model with all that was attached; PEFT's wrapper where the method is PEFT's."""
 
-        The model's own tensors must stay as they are: it shares them with the workbench.
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+        self.config = attachment.config
+        self.facts = METHODS[self.name]
+        self.own: dict[str, Any] = self.facts.own(attachment.config.method_parameters)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model to call."""
+        wrapped = getattr(self.root, "get_base_model", None)
+        return cast(PreTrainedModel, self.root if wrapped is None else wrapped())
+
+    def attach(self, model: PreTrainedModel) -> None:
+        """Sets `root`: the model with its layers and its head wrapped.
+
+        The tensors of the model that is handed in must stay as they are: it shares them with the workbench.
         """
-        ...
+        raise NotImplementedError
 
-    def trainables(self, model: PeftModel, facts: ModelFacts) -> list[Trainable]:
-        """What it added that is trained, without the head."""
-        ...
+    def trainables(self) -> list[Trainable]:
+        """What it trains, without the head."""
+        raise NotImplementedError
+
+    def save(self, folder: Path) -> None:
+        """Writes what it trained, and the head, so that `evaluate_saved` gives the same answers.
+
+        Raises:
+            StoreError: When the folder can't be written.
+        """
+        raise NotImplementedError
+
+    def before_step(self, step: int, optimizer: torch.optim.Optimizer) -> None:
+        """Called before the forward pass of a step, counted from 0."""
+
+    def penalty(self) -> torch.Tensor | None:
+        """What is added to the loss of a step; it is no part of the loss that is told."""
+        return None
+
+    def after_backward(self, step: int) -> None:
+        """Called when all gradients of a step are there, unscaled, before they are clipped."""
+
+    def after_step(self, step: int, *, applied: bool) -> None:
+        """Called after the optimizer's step, while the gradients are still there.
+
+        Args:
+            step: Counted from 0.
+            applied: False where fp16 overflowed and the step was left out.
+        """
+
+    def evaluates(self, step: int) -> bool:
+        """Whether it needs an evaluation when so many steps are done."""
+        return False
+
+    def after_evaluation(self, metrics: Mapping[str, float]) -> None:
+        """Takes in the evaluation that it asked for: `eval/nll` and so on."""
+
+    def change_norms(self) -> dict[str, torch.Tensor]:
+        """Layer -> Frobenius norm of what is added to its weight; nothing where that is no sum."""
+        return {}
+
+    def constants(self) -> dict[str, torch.Tensor]:
+        """Tensors that are not trained, but must be saved with those that are."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """What going on needs besides the trained tensors: tensors and plain values."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave."""
 
 
 @functools.cache
-def methods() -> Mapping[str, Method]:
+def methods() -> Mapping[str, type[Method]]:
     """Every method by its name."""
-    found: dict[str, Method] = {}
+    found: dict[str, type[Method]] = {}
     for info in pkgutil.iter_modules(__path__):
-        method: Method = importlib.import_module(f"{__name__}.{info.name}").METHOD
+        method: type[Method] = importlib.import_module(f"{__name__}.{info.name}").METHOD
         found[method.name] = method
     return found
 
 
-def find_method(config: TrialConfig) -> Method:
+def find_method(config: TrialConfig) -> type[Method]:
     """The method that a configuration names.
 
     Raises:
@@ -82,10 +156,10 @@ def find_method(config: TrialConfig) -> Method:
     if config.method not in known:
         rule = "`method` must be one that exists"
         raise SpecError(Fault(rule, config.method, "space.method", f"Methods: {', '.join(sorted(known))}."))
-    method = known[config.method]
-    foreign = sorted(set(config.method_parameters) - method.parameters)
+    own = METHODS[config.method].parameters
+    foreign = sorted(set(config.method_parameters) - set(own))
     if foreign:
-        takes = ", ".join(sorted(method.parameters)) or "none"
-        rule = f"the method {method.name} must be given only parameters of its own"
+        takes = ", ".join(sorted(own)) or "none"
+        rule = f"the method {config.method} must be given only parameters of its own"
         raise SpecError(Fault(rule, ", ".join(foreign), "space", f"It takes: {takes}."))
-    return method
+    return known[config.method]

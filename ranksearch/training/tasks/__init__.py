@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,12 @@ import torch
 from transformers import PreTrainedModel
 
 from ranksearch.data import Prepared
-from ranksearch.errors import PlanError
 from ranksearch.training.batches import Batch, Part
 from ranksearch.training.tasks.classification import Classification
+from ranksearch.training.tasks.generation import Generation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = ["Task", "task_of"]
 
@@ -22,6 +26,10 @@ class Task(Protocol):
 
     peft_type: str
     """PEFT's name for it."""
+
+    def batch_tokens(self, model: PreTrainedModel, device: torch.device) -> int:
+        """Padded tokens of an evaluation's batch; on a CPU, larger ones fall out of the cache."""
+        ...
 
     def weight(self, part: Part, rows: npt.NDArray[np.int64]) -> float:
         """What the summed loss of these rows is divided by: their number, or that of their trained tokens."""
@@ -39,13 +47,16 @@ class Task(Protocol):
         """Metrics by bare name ("nll", "accuracy"), from the scores of all rows; each (rows,)."""
         ...
 
+    def written(self, model: PreTrainedModel, part: Part) -> dict[str, float]:
+        """Metrics that the model has to write text for, which takes long; none where the task has none."""
+        ...
 
-def task_of(data: Prepared) -> Task:
+
+def task_of(data: Prepared, load_tokenizer: Callable[[], PreTrainedTokenizerBase]) -> Task:
     """The data's task.
 
-    Raises:
-        PlanError: When it can't be trained yet.
+    Args:
+        data: The tokenised data.
+        load_tokenizer: Gives the model's tokenizer, where text is written.
     """
-    if data.task != "classification":
-        raise PlanError(f"`task` must be classification to be trained, but got {data.task}: it can only be checked.")
-    return Classification()
+    return Classification() if data.task == "classification" else Generation(data.ends, load_tokenizer)

@@ -12,11 +12,17 @@ from ranksearch.training.batches import Batch, Part
 
 __all__ = ["Classification"]
 
+_TOKENS = {"cpu": 2048, "cuda": 32768}
+
 
 class Classification:
     """One label for each row."""
 
     peft_type = "SEQ_CLS"
+
+    def batch_tokens(self, model: PreTrainedModel, device: torch.device) -> int:
+        """Padded tokens of an evaluation's batch."""
+        return _TOKENS[device.type]
 
     def weight(self, part: Part, rows: npt.NDArray[np.int64]) -> float:
         """The number of rows."""
@@ -47,6 +53,10 @@ class Classification:
             "accuracy": float((predicted == label).mean()),
             "macro_f1": float((2 * both / either).mean()),
         }
+
+    def written(self, model: PreTrainedModel, part: Part) -> dict[str, float]:
+        """Nothing: no text is written."""
+        return {}
 
 
 def _logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
