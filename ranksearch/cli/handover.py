@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["hand_over"]
 
-_EXPORTS = ("peft", "python")
-"""Targets that MLflow keeps: the trained adapter, and its configuration as a script that repeats the run. All others are
-one command away."""
+_EXPORTS = ("peft", "spec")
+"""Targets that MLflow keeps: the trained adapter, and its configuration as a spec that runs it again. All others are one
+command away."""
 
 
 def hand_over(

@@ -144,8 +144,8 @@ def next_steps(material: Material) -> list[Step]:
             steps.append(Step("Take the trained adapter:", f"ranksearch export {name} --to peft --out {name}-adapter"))
         steps.append(
             Step(
-                "Take the configuration as a script that repeats the run; --to transformers, trl, axolotl, llamafactory "
-                "or unsloth for your trainer:",
+                "Take the configuration as a script that repeats the run; or --to transformers, trl, axolotl, "
+                "llamafactory, unsloth for your trainer:",
                 f"ranksearch export {name} --to python --out {name}-script",
             )
         )
