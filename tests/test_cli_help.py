@@ -24,6 +24,11 @@ PARSED_ONLY = {
     "assets fetch": "downloads",
     "ui": "serves until it is stopped",
     "sync": "needs the server that was away",
+    "submit": "needs a cluster",
+    "logs": "needs a cluster",
+    "stop": "needs a cluster",
+    "doctor": "looks at this machine, which may have faults",
+    "compose": "needs two trained adapters",
     "replay": "needs a folder of recorded results",
     "evidence import": "needs a folder of recorded results",
     "doctor --address": "needs a cluster",
@@ -93,7 +98,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         config |= {"target_modules": ["query", "value"], "use_dora": False, "rank_pattern": {}, "alpha_pattern": {}}
         (adapter / "adapter_config.json").write_text(json.dumps(config))
         layer = "base_model.model.bert.encoder.layer.0.attention.self"
-        weights = {f"{layer}.{m}.lora_{ab}.weight": np.zeros((2, 2)) for m in ("query", "value") for ab in "AB"}
+        weights = {
+            f"{layer}.{m}.lora_{ab}.weight": np.eye(2, dtype=np.float32) for m in ("query", "value") for ab in "AB"
+        }
         save_file(weights, adapter / "adapter_model.safetensors")
     return place
 

@@ -315,7 +315,7 @@ def test_what_went_wrong_and_what_to_try_next_stand_in_sections_of_their_own(tmp
     page = written(made, trials, tmp_path)
     assert page.text("wrong").startswith("What went wrong The seeds scatter too much for this tolerance")
     assert "--resume with max_seeds=" in page.text("next")
-    assert f"ranksearch export {made.name} --to transformers" in page.text("next")
+    assert f"ranksearch export {made.name} --to python" in page.text("next")
     ids = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
     links = {attrs["href"].removeprefix("#") for tag, attrs in page.tags if tag == "a" and attrs.get("href")}
     assert links <= ids

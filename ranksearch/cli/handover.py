@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["hand_over"]
 
-_EXPORTS = {"peft": False, "transformers": True}
-"""Targets that MLflow keeps, and whether what one can't express may be left out, and listed: the trained adapter, and
-its configuration. All others are one command away."""
+_EXPORTS = ("peft", "spec")
+"""Targets that MLflow keeps: the trained adapter, and its configuration as a spec that runs it again. All others are one
+command away."""
 
 
 def hand_over(
@@ -40,11 +40,11 @@ def hand_over(
     from ranksearch.export import export, read_source
 
     source = read_source(study.name, store)
-    for target, loss in _EXPORTS.items():
+    for target in _EXPORTS:
         out = folder.path / "export" / target
         shutil.rmtree(out, ignore_errors=True)
         try:
-            export(source, target, out, allow_loss=loss)
+            export(source, target, out)
         except ExportError as error:
             notify(f"MLflow gets no export for {target}: {error}")
         else:

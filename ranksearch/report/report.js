@@ -85,6 +85,7 @@
       await draw(name, spec);
       await new Promise((resolve) => setTimeout(resolve));
     }
+    performance.mark("drawn");
     document.documentElement.dataset.drawn = "all";
   })();
 

@@ -144,9 +144,9 @@ def next_steps(material: Material) -> list[Step]:
             steps.append(Step("Take the trained adapter:", f"ranksearch export {name} --to peft --out {name}-adapter"))
         steps.append(
             Step(
-                "Take the configuration to your trainer; a field that it can't express is named, and left out with "
-                "--allow-loss:",
-                f"ranksearch export {name} --to transformers --out {name}-config",
+                "Take the configuration as a script that repeats the run; or --to transformers, trl, axolotl, "
+                "llamafactory, unsloth for your trainer:",
+                f"ranksearch export {name} --to python --out {name}-script",
             )
         )
     steps += [Step(finding.next_step, finding=finding.name, title=finding.title) for finding in material.findings]
