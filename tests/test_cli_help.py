@@ -32,10 +32,6 @@ PARSED_ONLY = {
     "replay": "needs a folder of recorded results",
     "evidence import": "needs a folder of recorded results",
     "doctor --address": "needs a cluster",
-    "submit": "needs a cluster",
-    "logs": "needs a cluster",
-    "stop": "needs a cluster",
-    "compose": "needs trained adapters",
     "export quickstart --to peft --out small-adapter --truncate-to auto": "needs the model and its data",
 }
 """Examples that are only parsed, by how they begin, and why."""
