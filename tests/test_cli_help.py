@@ -31,7 +31,6 @@ PARSED_ONLY = {
     "compose": "needs two trained adapters",
     "replay": "needs a folder of recorded results",
     "evidence import": "needs a folder of recorded results",
-    "doctor --address": "needs a cluster",
     "export quickstart --to peft --out small-adapter --truncate-to auto": "needs the model and its data",
 }
 """Examples that are only parsed, by how they begin, and why."""
