@@ -23,6 +23,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -150,12 +151,14 @@ class Store:
         """
         if not self.exists(name):
             there = ", ".join(self.studies()) or "none yet"
+            near = get_close_matches(name, self.studies(), n=1)
+            meant = f"Did you mean `{near[0]}`? " if near else ""
             raise SpecError(
                 Fault(
                     "the study must exist",
                     shown(name),
                     str(self.home / "studies"),
-                    f"The studies there are: {there}. RANKSEARCH_HOME chooses another home.",
+                    f"{meant}The studies there are: {there}. RANKSEARCH_HOME chooses another home.",
                 )
             )
         return StudyFolder(self.folder(name))

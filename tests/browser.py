@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -25,11 +24,13 @@ MISSING = (
 class Browser:
     """One window."""
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, downloads: Path) -> None:
         self.driver = driver
+        self.downloads = downloads
 
     def open(self, address: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Opens a file or an address; returns when it is loaded and, if it is a report, drawn."""
+        """Opens a file or an address, as if it were the first; returns when it is loaded."""
+        self.driver.get("about:blank")
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "", "features": scheme})
         self.resize(width, height)
@@ -64,34 +65,22 @@ class Browser:
             if entry["level"] == "SEVERE"
         ]
 
-    def errors_of_responses(self) -> list[str]:
-        """Addresses that were asked for and failed, since last asked."""
-        failed = []
-        for entry in self.driver.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.responseReceived" and message["params"]["response"]["status"] >= 400:
-                failed.append(f"{message['params']['response']['status']} {message['params']['response']['url']}")
-        return failed
-
-    def screenshot(self, path: Path, *, whole: bool = False, height: int | None = None) -> None:
-        """Writes what is seen, or the whole page, or its first so many pixels."""
-        options: dict[str, Any] = {"format": "png"}
-        if whole or height is not None:
-            width, full = self.run(
-                "return [document.documentElement.clientWidth, document.documentElement.scrollHeight]"
-            )
-            clip = {"x": 0, "y": 0, "width": width, "height": min(full, height or full), "scale": 1}
-            options |= {"captureBeyondViewport": True, "clip": clip}
+    def screenshot(self, path: Path, *, scale: float = 1) -> None:
+        """Writes what is seen, so many times its size in CSS pixels."""
+        width, height = self.run("return [innerWidth, innerHeight]")
+        at = self.run("return [scrollX, scrollY]")
+        clip = {"x": at[0], "y": at[1], "width": width, "height": height, "scale": scale}
+        options = {"format": "png", "clip": clip, "optimizeForSpeed": False}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(base64.b64decode(self.driver.execute_cdp_cmd("Page.captureScreenshot", options)["data"]))
 
 
 @contextmanager
-def chromium(profile: Path) -> Iterator[Browser]:
+def chromium(folder: Path) -> Iterator[Browser]:
     """Starts a browser that reaches nothing but this machine; ends it with the block.
 
     Args:
-        profile: An empty folder for its profile.
+        folder: An empty folder for its profile and, in `downloads`, for what pages save.
     """
     from selenium import webdriver
 
@@ -104,13 +93,15 @@ def chromium(profile: Path) -> Iterator[Browser]:
         "--disable-dev-shm-usage",
         "--hide-scrollbars",
         "--force-color-profile=srgb",
-        f"--user-data-dir={profile}",
+        f"--user-data-dir={folder / 'profile'}",
         "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE localhost, EXCLUDE 127.0.0.1",
     ):
         options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=_DRIVER))
     try:
-        yield Browser(driver)
+        target = {"behavior": "allow", "downloadPath": str(folder / "downloads")}
+        driver.execute_cdp_cmd("Browser.setDownloadBehavior", target)
+        yield Browser(driver, folder / "downloads")
     finally:
         driver.quit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from ranksearch.config import TrialConfig
 from ranksearch.lora import ModelFacts, ModuleFacts
 from ranksearch.methods import METHODS
 from ranksearch.plan import trainable_by_rank
+from ranksearch.search.check import check_study
 from ranksearch.space import read_space
 from ranksearch.training.patterns import rank_patterns
 from tests.driving import Files, drive, loss_at, make
+from tests.studies import write_inputs, write_spec
 
 SPACE: dict[str, Any] = {
     "method": {"choices": ["lora", "sparse-mask", "alternate-ab"]},
@@ -23,6 +26,13 @@ SPACE: dict[str, Any] = {
     "alternate_steps": {"int": [1, 20]},
 }
 GRID = SPACE | {"learning_rate": 1e-3, "keep_share": {"choices": [0.1, 0.5]}, "alternate_steps": 3}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    write_inputs(folder)
+    return folder
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "random", "grid"])
@@ -99,3 +109,34 @@ def test_patterns_keep_the_scaling_and_name_only_the_layers_meant() -> None:
     assert rank_patterns(rooted, names, MODEL)[1] == {"down": 16, "up": 16}
     assert rank_patterns(config, [n for n in names if "mlp" not in n], MODEL) == ({}, {})
     assert rank_patterns(config.model_copy(update={"method_parameters": {}}), names, MODEL) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("space", "words"),
+    [
+        ({"method": "dora", "r": 4, "patience": 3}, "`patience` belongs to the method layer-scale"),
+        ({"method": "pissa", "r": 64}, "smaller side of any layer that it adapts, but got r=64"),
+        ({"method": "adalora", "r": 24}, "smaller side of any layer that it adapts, but got r=36"),
+        ({"method": "full", "r": {"choices": [2, 4]}}, "`r` must be left out"),
+        ({"method": "lisa", "lisa_blocks": 4}, "needs 4 transformer blocks"),
+    ],
+)
+def test_check_refuses_what_a_method_cannot_do_before_anything_is_trained(
+    space: dict[str, Any], words: str, inputs: Path
+) -> None:
+    spec = write_spec(inputs, space=space | {"learning_rate": 1e-3})
+    (fault,) = check_study(spec).faults
+    assert words in str(fault)
+
+
+def test_methods_that_mutate_their_base_are_checked_and_planned_like_others(inputs: Path) -> None:
+    setups = {
+        method: check_study(
+            write_spec(inputs, space={"method": method, "learning_rate": 1e-3} | ({"r": 4} if r else {}))
+        ).setup()
+        for method, r in (("lora", True), ("pissa", True), ("full", False))
+    }
+    memory = {method: setup.plan.memory_mb_per_trial for method, setup in setups.items()}
+    assert memory["full"] >= memory["pissa"] >= memory["lora"]
+    model = setups["full"].model
+    assert setups["full"].plan.trainable_parameters == {1: model.parameters}

@@ -200,7 +200,7 @@ def test_numbers_that_only_the_evaluation_lacks_are_reported_and_end_the_run(
 ) -> None:
     seen = {}
     nothing = {"nll": math.nan, "accuracy": math.nan}
-    monkeypatch.setattr("ranksearch.training.adapter_run.evaluate", lambda *_: nothing)
+    monkeypatch.setattr("ranksearch.training.adapter_run.evaluate", lambda *_, **__: nothing)
     report = lambda step, metrics: seen.update({step: metrics}) or "continue"  # noqa: E731
     outcome = train(bench, make_config(), report, seed=0, max_steps=4, rungs=(2,))
     assert (outcome.state, list(seen)) == ("diverged", [2])

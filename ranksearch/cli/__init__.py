@@ -36,6 +36,7 @@ def cli() -> None:
     A first study:   ranksearch search search_spaces/quickstart.yaml
     Its report:      ranksearch report quickstart
     Its adapter:     ranksearch export quickstart --to peft --out my-adapter
+    Completion:      eval "$(_RANKSEARCH_COMPLETE=bash_source ranksearch)"   (or zsh_source, fish_source)
     """
 
 
@@ -70,7 +71,7 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     open_streams()
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="ranksearch", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except RankSearchError as error:
         say(_told(error))

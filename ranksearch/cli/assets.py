@@ -20,7 +20,11 @@ def assets() -> None:
 @assets.command("list", short_help="All assets, and which are here.")
 @json_option
 def list_assets(as_json: bool) -> None:
-    """List every asset with its size, licence and whether it is in the cache."""
+    """List every asset with its size, licence and whether it is in the cache.
+
+    \b
+    Example: ranksearch assets list
+    """
     from ranksearch.assets import listing
 
     rows = listing()

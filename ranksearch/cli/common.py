@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-__all__ = ["RankOrAuto", "json_option", "open_streams", "printable", "say", "stdout_for_json", "told"]
+__all__ = ["RankOrAuto", "json_option", "open_streams", "printable", "say", "stdout_for_json", "study_names", "told"]
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, all else on stderr."
@@ -32,6 +32,16 @@ class RankOrAuto(click.ParamType[Any]):
             return int(value)
         except ValueError:
             self.fail(f"it must be a rank or auto, but got {value!r}. Write --truncate-to 4, for example.", param, ctx)
+
+
+def study_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Completes the name of a study of this home; a home that can't be read has none."""
+    from ranksearch.store import Store, default_home
+
+    try:
+        return [name for name in Store(default_home()).studies() if name.startswith(incomplete)]
+    except Exception:
+        return []
 
 
 def say(text: str) -> None:

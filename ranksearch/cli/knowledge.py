@@ -45,7 +45,11 @@ def import_(kind: str, path: Path, as_json: bool) -> None:
 @evidence.command("list", short_help="What is there.")
 @json_option
 def list_evidence(as_json: bool) -> None:
-    """List the sources of evidence in this home."""
+    """List the sources of evidence in this home.
+
+    \b
+    Example: ranksearch evidence list
+    """
     from ranksearch.evidence import imports
     from ranksearch.store import Store, default_home
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ranksearch.cli.common import RankOrAuto, json_option, say, stdout_for_json, told
+from ranksearch.cli.common import RankOrAuto, json_option, say, stdout_for_json, study_names, told
 from ranksearch.cli.jobs import address_option, list_jobs, status_of_job
 from ranksearch.errors import ExportError, Fault, SpecError, StoreError
 
@@ -25,7 +25,11 @@ __all__ = ["export", "list_studies", "report", "status"]
 @address_option(required=False)
 @json_option
 def list_studies(address: str | None, as_json: bool) -> None:
-    """List the studies under RANKSEARCH_HOME, or those submitted to the cluster at --address."""
+    """List the studies under RANKSEARCH_HOME, or those submitted to the cluster at --address.
+
+    \b
+    Example: ranksearch list
+    """
     if address is not None:
         list_jobs(address, as_json)
         return
@@ -52,11 +56,15 @@ def list_studies(address: str | None, as_json: bool) -> None:
 
 
 @click.command(short_help="Where a study stands.")
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @address_option(required=False)
 @json_option
 def status(study: str, address: str | None, as_json: bool) -> None:
-    """Say where STUDY stands: its trials by state, its decision if it has one; at --address, its job and last words."""
+    """Say where STUDY stands: its trials by state, its decision if it has one; at --address, its job and last words.
+
+    \b
+    Example: ranksearch status quickstart
+    """
     if address is not None:
         status_of_job(study, address, as_json)
         return
@@ -76,7 +84,7 @@ def status(study: str, address: str | None, as_json: bool) -> None:
 
 
 @click.command(short_help="A study's report: HTML, PNG, CSV; or several compared.")
-@click.argument("studies", metavar="STUDY...", nargs=-1, required=True)
+@click.argument("studies", metavar="STUDY...", nargs=-1, required=True, shell_complete=study_names)
 @click.option("--compare", is_flag=True, help="Set two or more studies side by side in one page.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="Folder; default is in the home.")
 def report(studies: tuple[str, ...], compare: bool, out: Path | None) -> None:
@@ -114,7 +122,7 @@ def _refuse_number(studies: tuple[str, ...], compare: bool) -> None:
 
 
 @click.command(short_help="The recommended configuration for the tool that you use.")
-@click.argument("source")
+@click.argument("source", shell_complete=study_names)
 @click.option(
     "--to",
     "target",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ranksearch.cli.common import json_option, say, stdout_for_json, told
+from ranksearch.cli.common import json_option, say, stdout_for_json, study_names, told
 from ranksearch.cli.jobs import address_option
 from ranksearch.errors import Fault, RankSearchError, SpecError, StoreError
 
@@ -15,7 +15,11 @@ __all__ = ["doctor", "sync", "ui"]
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", default=5000, show_default=True, type=click.IntRange(1, 65535))
 def ui(host: str, port: int) -> None:
-    """Start the MLflow UI on the runs of this home, until Ctrl-C."""
+    """Start the MLflow UI on the runs of this home, until Ctrl-C.
+
+    \b
+    Example: ranksearch ui --port 5001
+    """
     import os
     import sys
 
@@ -36,7 +40,7 @@ def ui(host: str, port: int) -> None:
 
 
 @click.command(short_help="Send what waits in a study's spool to MLflow.")
-@click.argument("study")
+@click.argument("study", shell_complete=study_names)
 @click.option("--tracking-uri", help="Send it there instead of where the study was to go.")
 def sync(study: str, tracking_uri: str | None) -> None:
     """Send to MLflow what it could not take while STUDY ran.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ranksearch.cli.common import json_option, say, stdout_for_json, told
+from ranksearch.cli.handover import hand_over
 from ranksearch.errors import Fault, InputError, RankSearchError, SpecError
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def search(
 
     \b
     Example: ranksearch search search_spaces/quickstart.yaml
+    Example: ranksearch search search_spaces/quickstart.yaml budget.trials=4 --resume
     """
     if tracking_uri is not None:
         overrides = (*overrides, f"tracking.uri={json.dumps(tracking_uri)}")
@@ -171,7 +173,8 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
             )
             folder.write_study(record)
             write_report(record, trials, folder.path / "report")
-            tracker.attach(folder.path / "report", "report")
+            for path, place in hand_over(record, folder, store, progress.message):
+                tracker.attach(path, place)
             tracker.publish_study(record)
         finally:
             tracker.close()

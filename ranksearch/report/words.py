@@ -140,13 +140,14 @@ def next_steps(material: Material) -> list[Step]:
     if study.state in ("RUNNING", "INTERRUPTED"):
         steps.append(Step("Go on with the study, where it is not running:", "ranksearch search SPEC.yaml --resume"))
     if study.recommended is not None:
+        if any(trial.adapter for trial in material.trials):
+            steps.append(Step("Take the trained adapter:", f"ranksearch export {name} --to peft --out {name}-adapter"))
         steps.append(
             Step(
-                "Take the configuration to your trainer:",
-                f"ranksearch export {name} --to transformers --out {name}-out",
+                "Take the configuration to your trainer; a field that it can't express is named, and left out with "
+                "--allow-loss:",
+                f"ranksearch export {name} --to transformers --out {name}-config",
             )
         )
-        if any(trial.adapter for trial in material.trials):
-            steps.append(Step("Or the trained adapter:", f"ranksearch export {name} --to peft --out {name}-adapter"))
     steps += [Step(finding.next_step, finding=finding.name, title=finding.title) for finding in material.findings]
     return steps

@@ -1,4 +1,4 @@
-"""Says what happens while a study runs: a live table on a terminal, plain lines elsewhere.
+"""Says what happens while a study runs: a live view on a terminal, plain lines elsewhere.
 
 Hears of records as any listener does; everything goes to stderr, because stdout belongs to the result.
 """
@@ -10,23 +10,20 @@ from collections.abc import Mapping
 
 from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ranksearch.plan import Plan
 from ranksearch.records import StudyRecord, TrialRecord
+from ranksearch.search.live import LiveView, duration
 
 __all__ = ["Progress"]
-
-_SHOWN = 12
-"""Trials in the live table: what fits beside a prompt."""
 
 
 class Progress:
     """Follows one study.
 
     Args:
-        console: Where to write; its `is_terminal` chooses between table and lines.
+        console: Where to write; its `is_terminal` chooses between view and lines.
         plan: What is planned, for the estimate of what is left.
         metric: The objective.
         direction: Which way it is better.
@@ -45,14 +42,14 @@ class Progress:
         self._live: Live | None = None
 
     def __enter__(self) -> Progress:
-        """Starts the live table where there is a terminal."""
+        """Starts the live view where there is a terminal."""
         if self._console.is_terminal and not self._quiet:
-            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._table, transient=True)
+            self._live = Live(console=self._console, refresh_per_second=4, get_renderable=self._view, transient=True)
             self._live.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Ends the live table."""
+        """Ends the live view."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -65,7 +62,7 @@ class Progress:
         """Nothing: the answer is told at the end."""
 
     def publish_trial(self, trial: TrialRecord) -> None:
-        """Takes in a change and, without a live table, says it in a line."""
+        """Takes in a change and, without a live view, says it in a line."""
         if self._steps_before is None:
             self._steps_before = sum(t.cost.steps for t in self._trials.values())
             self._began = time.monotonic()
@@ -94,7 +91,7 @@ class Progress:
         finished = sum(t.finished for t in self._trials.values())
         total = self._plan.runs_most
         eta = self._eta()
-        return f"{finished} of about {total} trials" + (f", about {_duration(eta)} left" if eta is not None else "")
+        return f"{finished} of about {total} trials" + (f", about {duration(eta)} left" if eta is not None else "")
 
     def _eta(self) -> float | None:
         """Seconds left, by the steps that are likely still to run and the pace so far."""
@@ -105,47 +102,5 @@ class Progress:
             return None
         return max(0.0, self._plan.steps_likely - steps) * seconds / ran
 
-    def _table(self) -> Table:
-        table = Table(box=None, title=None, pad_edge=False, expand=False)
-        narrow = self._console.width < 72
-        for name in ("trial", "for", "r", "rate", "seed", "state", "step", self._metric):
-            if not (narrow and name in ("for", "seed", "rate")):
-                table.add_column(name, justify="right" if name in ("trial", "r", "rate", "seed", "step") else "left")
-        alive = [t for t in self._trials.values() if t.state == "RUNNING"]
-        ended = sorted((t for t in self._trials.values() if t.finished), key=lambda t: t.finished_at or t.created_at)
-        for t in [*ended[-(_SHOWN - len(alive)) :], *alive][-_SHOWN:]:
-            value = t.value(self._metric)
-            cells = {
-                "trial": str(t.number),
-                "for": t.purpose,
-                "r": str(t.config.r),
-                "rate": f"{t.config.learning_rate:.2g}",
-                "seed": str(t.seed),
-                "state": t.state if t.violation is None else f"{t.state} ({t.violation.replace('_', ' ')})",
-                "step": str(t.last.step) if t.last else "",
-                self._metric: "" if value is None else f"{value:.4f}",
-            }
-            table.add_row(*(v for k, v in cells.items() if not (narrow and k in ("for", "seed", "rate"))))
-        best = self._best()
-        table.caption = self._done() + (f"; best {best}" if best else "")
-        table.caption_justify = "left"
-        return table
-
-    def _best(self) -> str:
-        complete = [
-            (self._sign * value, t)
-            for t in self._trials.values()
-            if t.state == "COMPLETE" and (value := t.value(self._metric)) is not None
-        ]
-        if not complete:
-            return ""
-        _, t = min(complete, key=lambda pair: pair[0])
-        return f"{t.value(self._metric):.4f} (trial {t.number}, r={t.config.r})"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02d} min"
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    def _view(self) -> LiveView:
+        return LiveView(self._plan, self._metric, self._sign, dict(self._trials), self._eta())

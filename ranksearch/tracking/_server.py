@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ranksearch.errors import TrackingError
 from ranksearch.tracking._address import default_uri, redact, scrub, unreachable
+from ranksearch.tracking._views import VIEW
 from ranksearch.tracking._words import STUDY, STUDY_ID, TRIAL, Point, RunImage
 
 __all__ = ["ExperimentDeleted", "Found", "Refused", "RunLost", "Server", "Unreachable", "limited_client"]
@@ -40,6 +41,10 @@ _REFUSED = {
     "RESOURCE_ALREADY_EXISTS",
 }
 """Error codes that the same call would meet again."""
+
+_MAX_EXPERIMENT_TAG = 5000
+_MOST_VIEWS = 40
+"""Views that MLflow's page lets an experiment have."""
 
 _PAGE = 500
 _MAX_BYTES = 900_000
@@ -123,6 +128,25 @@ class Server:
                 return self._search(f"tags.`{STUDY_ID}` = '{self._study_id}'")
         except Refused as error:
             raise TrackingError(f"MLflow at {self.shown} can't be used ({error}).") from error
+
+    def tag_experiment(self, tags: Mapping[str, str]) -> None:
+        """Sets tags of the experiment: views always, all else where the user has set nothing.
+
+        Raises:
+            TrackingError: Nothing answers, or the experiment is gone.
+            Refused: MLflow won't have it.
+        """
+        with self._asked():
+            there = dict(self._client.get_experiment(self.experiment_id).tags)
+            views = sum(key.startswith(VIEW) for key in there)
+            for key, value in tags.items():
+                view = key.startswith(VIEW)
+                new = view and key not in there
+                if there.get(key) == value or (key in there and not view) or (new and views >= _MOST_VIEWS):
+                    continue
+                if len(value) <= _MAX_EXPERIMENT_TAG:
+                    self._client.set_experiment_tag(self.experiment_id, key, value)
+                    views += new
 
     def deleted(self, run_id: str | None) -> bool:
         """Whether somebody deleted the run, which is one reason for a refusal.

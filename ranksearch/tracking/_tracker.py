@@ -17,6 +17,7 @@ from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.tracking._address import scrub
 from ranksearch.tracking._server import Refused, Server, limited_client
 from ranksearch.tracking._spool import Attachment, Sent, Spool, Waiting, attachment_key, load_cursor, write_whole
+from ranksearch.tracking._views import experiment_tags
 from ranksearch.tracking._words import STUDY, RunImage, digest, study_image, trial_image, trial_key
 
 __all__ = ["Tracker", "replay"]
@@ -71,6 +72,7 @@ class Tracker:
         self._progress_at = 0.0
         self._saved_at = 0.0
         self._save_fault_told = False
+        self._described = ""
         self._closing = self._stopped = False
         self._limits = contextlib.ExitStack()
         self._limits.enter_context(limited_client())
@@ -215,6 +217,7 @@ class Tracker:
             except Refused as error:
                 raise TrackingError(f"MLflow at {self._server.shown} refused the study's run ({error}).") from error
             self._save()
+        self._describe_experiment()
         for key in todo:
             with self._changed:
                 item = self._waiting[key]
@@ -231,6 +234,18 @@ class Tracker:
                 self._done(key, item)
             if time.monotonic() - self._saved_at > _SAVE_EVERY:
                 self._save()
+
+    def _describe_experiment(self) -> None:
+        """Gives the experiment its views, once a driver."""
+        tags = experiment_tags(self._study)
+        if digest(tags) == self._described:
+            return
+        try:
+            self._server.tag_experiment(tags)
+        except Refused as error:
+            # The runs are what matters; without views the page shows its own columns.
+            self._notify(f"MLflow at {self._server.shown} refused the views of the experiment ({error}).")
+        self._described = digest(tags)
 
     def _reconcile(self) -> None:
         """Connects, and makes the cursor agree with the runs that MLflow has."""

@@ -200,10 +200,19 @@ def _ended(study: StudyRecord) -> int | None:
 def _note(study: StudyRecord) -> str:
     """What a reader of the parent run sees first, in Markdown."""
     metric, direction = study.metric()
-    lines = [f"{study.spec.get('task')} on `{study.model.source}`, {metric} ({direction}); the study is {study.state}."]
-    if (decision := study.decision) is not None:
-        lines += ["", f"**{str(decision.get('status', 'decision')).capitalize()}.** {decision.get('why', '')}", ""]
-        lines += ["| r | loss against the best | upper bound | trainable parameters |", "| --- | --- | --- | --- |"]
+    about = f"{study.spec.get('task')} on `{study.model.source}`, {metric} ({direction}); the study is {study.state}."
+    decision = study.decision
+    if decision is None:
+        lines = [about]
+    else:
+        # The page folds all but the first lines.
+        chosen, status = decision.get("chosen_r"), str(decision.get("status", "decision")).capitalize()
+        lines = [
+            f"**{status if chosen is None else f'{status}: rank {chosen}'}.** {decision.get('why', '')}",
+            "",
+            about,
+        ]
+        lines += ["", "| r | loss against the best | upper bound | trainable parameters |", "| --- | --- | --- | --- |"]
         names = ("r", "loss", "upper_bound", "trainable_parameters")
         lines += ["| " + " | ".join(_cell(p.get(n)) for n in names) + " |" for p in decision.get("curve", ())]
     if study.recommended is not None:
