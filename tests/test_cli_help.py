@@ -24,6 +24,10 @@ PARSED_ONLY = {
     "assets fetch": "downloads",
     "ui": "serves until it is stopped",
     "sync": "needs the server that was away",
+    "submit": "needs a cluster",
+    "logs": "needs a cluster",
+    "stop": "needs a cluster",
+    "doctor": "needs a cluster",
     "replay": "needs a folder of recorded results",
     "evidence import": "needs a folder of recorded results",
 }
