@@ -97,6 +97,8 @@ class Services:
         for process in self._seen.values():
             if process.is_running():
                 process.kill()
+        for service in self.processes.values():
+            service.wait(timeout=20)
 
     def start(self, name: str) -> None:
         """Starts a service; its words go to a log beside it."""
