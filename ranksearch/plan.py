@@ -170,6 +170,7 @@ def make_plan(
     *,
     longest: int,
     rows: int,
+    precision: str | None = None,
     memory_mb: float | None = None,
 ) -> Plan:
     """Works a study out.
@@ -181,6 +182,7 @@ def make_plan(
         stages: What the strategy will run.
         longest: Tokens of the longest row.
         rows: Training rows.
+        precision: What the spec's comes to where trials run; None = as the spec says, where "auto" counts as 16 bits.
         memory_mb: Memory of the smallest node (of the GPU where trials ask for one), in MiB.
 
     Raises:
@@ -214,7 +216,8 @@ def make_plan(
         for method in space.methods()
         for modules in targets.values()
     )
-    per_trial = _memory_mb(spec, model, trainable[top], copied, max(space.batch_sizes()), longest)
+    wide = (precision or spec.precision) == "fp32"
+    per_trial = _memory_mb(spec, model, trainable[top], copied, max(space.batch_sizes()), longest, wide)
     if memory_mb is not None and per_trial > memory_mb:
         raise PlanError(
             Fault(
@@ -278,13 +281,14 @@ def largest_own(space: Space, method: str) -> dict[str, Any]:
     }
 
 
-def _memory_mb(spec: Spec, model: ModelFacts, trainable: int, copied: int, batch_size: int, tokens: int) -> float:
+def _memory_mb(
+    spec: Spec, model: ModelFacts, trainable: int, copied: int, batch_size: int, tokens: int, wide: bool
+) -> float:
     """Weights, optimizer and activations of one trial.
 
     Activations follow Korthikanti et al. 2022 (arXiv 2205.05198, eq. 2) without the attention-score term, which
     fused attention does not keep: 34 * s * b * h bytes a block at 16 bits, twice that at 32.
     """
-    wide = spec.precision == "fp32"
     weights = (model.parameters + copied) * (4 if wide else 2)
     # fp32 weight, gradient and two Adam moments.
     trained = trainable * 16

@@ -10,6 +10,7 @@ import json
 import math
 from typing import Any
 
+from ranksearch.methods import METHODS, own_parameters, owners
 from ranksearch.space import PARAMETERS, Parameter
 from ranksearch.spec import Spec
 
@@ -29,17 +30,22 @@ def spec_schema() -> dict[str, Any]:
 
 def _space() -> dict[str, Any]:
     flat: dict[str, Any] = {}
-    for name, parameter in PARAMETERS.items():
+    for name, parameter in {**PARAMETERS, **own_parameters(METHODS)}.items():
         group, _, leaf = name.partition(".")
         if leaf:
             inner = flat.setdefault(group, {"type": "object", "properties": {}, "additionalProperties": False})
             inner["properties"][leaf] = _domain(parameter)
         else:
             flat[name] = _domain(parameter)
+            if owners(name):
+                flat[name]["description"] += f"; only with method {' or '.join(owners(name))}"
+    unranked = [name for name, facts in METHODS.items() if not facts.ranked]
     return {
         "type": "object",
         "properties": flat,
-        "required": [n for n in ("r", "learning_rate") if n in flat],
+        "required": ["learning_rate"],
+        "if": {"properties": {"method": {"enum": unranked}}, "required": ["method"]},
+        "else": {"required": ["r"]},
         "additionalProperties": False,
         # Either alpha itself or what it is of r.
         "not": {"required": ["lora_alpha", "alpha_ratio"]},

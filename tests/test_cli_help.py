@@ -31,8 +31,9 @@ PARSED_ONLY = {
     "compose": "needs two trained adapters",
     "replay": "needs a folder of recorded results",
     "evidence import": "needs a folder of recorded results",
+    "export quickstart --to peft --out small-adapter --truncate-to auto": "needs the model and its data",
 }
-"""Examples that are only parsed, and why."""
+"""Examples that are only parsed, by how they begin, and why."""
 
 
 def commands(group: click.Group = cli, path: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -51,7 +52,12 @@ def examples(command: click.Command) -> list[list[str]]:
 Run = Callable[..., tuple[int | str | None, str, str]]
 
 EVERY = list(commands())
-RUN = [(path, words) for path, command in EVERY if path not in PARSED_ONLY for words in examples(command)]
+RUN = [
+    (path, words)
+    for path, command in EVERY
+    for words in examples(command)
+    if not any(" ".join([*words[1:], ""]).startswith(f"{start} ") for start in PARSED_ONLY)
+]
 
 
 @pytest.mark.parametrize(("path", "command"), EVERY, ids=[path for path, _ in EVERY])
@@ -64,7 +70,8 @@ def test_every_command_has_an_example_that_it_would_take(path: str, command: cli
 
 
 def test_what_is_only_parsed_exists() -> None:
-    assert set(PARSED_ONLY) < {path for path, _ in EVERY}
+    every = [" ".join([*words[1:], ""]) for _, command in EVERY for words in examples(command)]
+    assert all(any(line.startswith(f"{start} ") for line in every) for start in PARSED_ONLY)
 
 
 @pytest.fixture(scope="module")

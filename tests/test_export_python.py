@@ -19,7 +19,7 @@ from ranksearch.records import StudyRecord
 from ranksearch.store import Store
 from ranksearch.training import AdapterRun, Workbench
 from tests.finished import finish_study, values_of, write_study
-from tests.tiny_models import make_config, make_workbench
+from tests.tiny_models import make_config, make_generation, make_workbench
 
 STEPS = 4
 TOP_RANK = 8
@@ -49,13 +49,17 @@ def finish(home: Path, bench: Workbench, **config: Any) -> StudyRecord:
     record, trials = finish_study(
         home, "real", values_of({2: 0.5, 4: 0.0}), config=settings,
         spec={
+            "task": bench.data.task,
             "model": {"id": bench.source.path, "revision": None}, "space": {"r": {"choices": [2, 4, TOP_RANK]}},
             "gradient_accumulation": bench.gradient_accumulation, "data": {"train": "x.csv", "tasks": None},
         },
         model=bench.facts, precision=bench.precision,
     )  # fmt: skip
     names = bench.targets(config["target_modules"]).names
-    told = {"target_modules": list(bench.endings(names)), "precision": bench.precision}
+    told = {
+        "target_modules": list(bench.endings(names)), "precision": bench.precision,
+        "method": config.get("method", "lora"),
+    }  # fmt: skip
     record = record.model_copy(update={"recommended": dict(record.recommended or {}) | told})
     write_study(home, record, trials)
     bench.data.save(Store(home).folder("real") / "data")
@@ -73,12 +77,17 @@ def finish(home: Path, bench: Workbench, **config: Any) -> StudyRecord:
                 "use_rslora": True,
             },
         ),
-        ("gpt2", {"target_modules": "attention-qv", "batch_size": 6}),
+        ("gpt2", {"target_modules": "attention-qv", "batch_size": 6, "method": "pissa"}),
+        (
+            "llama",
+            {"target_modules": "all-linear", "method": "dora", "loraplus_lr_ratio": 4, "lora_dropout": 0.1},
+        ),
     ],
 )  # fmt: skip
 def test_the_script_gets_the_losses_of_the_study_s_run(tmp_path: Path, family: str, options: dict[str, Any]) -> None:
     torch.set_num_threads(1)
-    bench = make_workbench(tmp_path / "model", family, gradient_accumulation=2)
+    make = make_generation if family == "llama" else make_workbench
+    bench = make(tmp_path / "model", family, gradient_accumulation=2)
     losses, nll = losses_of(bench, **options)
     finish(tmp_path / "home", bench, **options)
     export(study_source(Store(tmp_path / "home"), "real"), "python", tmp_path / "out")

@@ -20,9 +20,11 @@ from peft import LoraConfig, get_peft_model
 from ranksearch.config import LayerGroupLr, TrialConfig
 from ranksearch.errors import ExportError
 from ranksearch.evidence import load_evidence
+from ranksearch.examine import load_spec
 from ranksearch.export import Exported, Source, export, read_source, study_source
 from ranksearch.export.fields import flat
 from ranksearch.lora import layer_group
+from ranksearch.methods import METHODS
 from ranksearch.rules import learn, recommend
 from ranksearch.store import Store
 from ranksearch.training.facts import block_of
@@ -362,6 +364,27 @@ def test_a_leaf_of_a_saved_flow_is_exported_with_its_usual_choices_named(tmp_pat
     assert "# Rule prior-generation-one-task from rules.json" in text
     assert "Usual choices, which the rule does not speak of:" in text and "learning_rate" in text.split("\n")[1]
     assert yaml.safe_load(text)["lora_target_linear"] is True
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_spec_asks_for_any_method_with_its_own_parameters(tmp_path: Path, method: str) -> None:
+    facts = METHODS[method]
+    config = TrialConfig(method=method, r=8 if facts.ranked else 1, lora_alpha=16, learning_rate=1e-3).plain()
+    del config["method_parameters"]
+    source = source_of(tmp_path, **config | facts.own({}))
+    export(source, "spec", tmp_path / "out")
+    told = yaml.safe_load((tmp_path / "out/spec.yaml").read_text()) | {"data": {"train": "x.csv"}}
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(told))
+    space = load_spec(tmp_path / "spec.yaml").parameters
+    assert space.size == 1 and told["space"]["method"] == method
+    assert set(facts.parameters) <= set(told["space"])
+
+
+@pytest.mark.parametrize("target", [*LLM_TOOLS, "transformers", "python"])
+def test_a_penalty_that_no_tool_has_is_lost_unless_it_is_zero(tmp_path: Path, target: str) -> None:
+    export(source_of(tmp_path, l2_lambda=0.0, mlp_rank_ratio=1.0), target, tmp_path / "out")
+    with pytest.raises(ExportError, match="l2_lambda=0.1"):
+        export(source_of(tmp_path, l2_lambda=0.1), target, tmp_path / "more")
 
 
 @pytest.mark.parametrize("what", ["rules.json", "rules.json#prior-generation-one-tusk", "rules.json#"])

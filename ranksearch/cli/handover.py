@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["hand_over"]
 
 _EXPORTS = ("peft", "spec")
-"""Targets that MLflow keeps: the trained adapter, and a spec that runs its configuration again. The others are one
-command away."""
+"""Targets that MLflow keeps: the trained adapter, and its configuration as a spec that runs it again. All others are
+one command away."""
 
 
 def hand_over(

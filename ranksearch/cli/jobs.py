@@ -22,9 +22,8 @@ _ADDRESS = "Address of the cluster's dashboard, such as http://127.0.0.1:8265."
 
 def address_option(required: bool) -> Callable[[_Command], _Command]:
     """`--address`, which Ray's own variable may give too."""
-    return click.option(
-        "--address", envvar="RAY_API_SERVER_ADDRESS", show_envvar=True, required=required, help=_ADDRESS
-    )
+    variable = "RAY_API_SERVER_ADDRESS"
+    return click.option("--address", envvar=variable, show_envvar=True, required=required, help=_ADDRESS)
 
 
 @click.command(short_help="Run a study as a job of a Ray cluster.")

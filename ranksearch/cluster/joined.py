@@ -191,7 +191,7 @@ def join(address: str | None) -> Iterator[Cluster]:
         else:
             knock(address or "")
             ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+    except Exception as error:  # Ray raises a bare one when its node is slow to start
         raise RankSearchError(
             f"the Ray cluster at {address or 'this machine'} can't be joined: {error}. "
             "See that it runs (`ray status`) and that the address is right."

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ranksearch.methods import METHODS, own_parameters
+
 __all__ = ["FIELDS", "Field", "flat", "lost", "names_of"]
 
 
@@ -35,7 +37,7 @@ def _method(name: str, **names: str) -> Field:
     return Field(name, "adapter", lora=name, names=names)
 
 
-FIELDS: Mapping[str, Field] = {
+FIELDS: dict[str, Field] = {
     f.name: f
     for f in (
         Field(
@@ -95,6 +97,7 @@ FIELDS: Mapping[str, Field] = {
         ),
         # What a pattern was made from, which says it all.
         Field("mlp_rank_ratio", "adapter", neutral=1),
+        Field("l2_lambda", "training", neutral=0.0),
         Field(
             "learning_rate", "training", trainer="learning_rate",
             names={
@@ -217,6 +220,12 @@ FIELDS: Mapping[str, Field] = {
         ),
     )
 }  # fmt: skip
+FIELDS |= {
+    # A method's own parameters, which no other tool has; a penalty of 0 is none.
+    name: Field(name, "training", neutral=0 if name == "l2_lambda" else None)
+    for name in own_parameters(METHODS)
+    if name not in FIELDS
+}
 
 
 def names_of(target: str) -> dict[str, str]:

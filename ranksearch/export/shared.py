@@ -174,7 +174,8 @@ def parameter_groups(model, learning_rate, weight_decay):
             continue
         block = next((int(part) for part in name.split(".") if part.isdigit()), None)
         third = "middle" if block is None else ("bottom", "middle", "top")[min(3 * block // blocks, 2)]
-        rate = learning_rate * LAYER_GROUP_LR[third] * (LORAPLUS_LR_RATIO if "lora_B" in name else 1)
+        outward = "lora_B" in name or "lora_magnitude" in name
+        rate = learning_rate * LAYER_GROUP_LR[third] * (LORAPLUS_LR_RATIO if outward else 1)
         decay = weight_decay if parameter.ndim > 1 else 0.0
         groups.setdefault((rate, decay), []).append(parameter)
     return [{{"params": some, "lr": rate, "weight_decay": decay}} for (rate, decay), some in groups.items()]

@@ -17,13 +17,16 @@ from typing import Any
 from ranksearch import __version__
 from ranksearch.errors import ExportError, Fault, shown
 from ranksearch.export.fields import flat
+from ranksearch.methods import METHODS, own_parameters
 from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.space import PARAMETERS, Parameter
 from ranksearch.store import Store
 
 __all__ = ["Source", "Truncation", "read_source", "study_source"]
 
-_KNOWN: Mapping[str, Parameter] = {name: p for name, p in PARAMETERS.items() if name != "method"} | {
+_KNOWN: Mapping[str, Parameter] = {
+    **{name: p for name, p in PARAMETERS.items() if name != "method"},
+    **own_parameters(METHODS),
     "max_steps": Parameter("int", low=1),
     "gradient_accumulation": Parameter("int", low=1),
     "gradient_checkpointing": Parameter("bool"),

@@ -62,6 +62,7 @@ class Checked:
             make_strategy(spec.strategy, make_question(spec, self.model, self.targets)).stages(),
             longest=self.prepared.max_length,
             rows=len(self.prepared.train),
+            precision=self.precision,
             memory_mb=_memory_mb() if not spec.resources.gpus_per_trial else None,
         )
         return StudySetup(

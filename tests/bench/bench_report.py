@@ -2,7 +2,7 @@
 
     python tests/bench/bench_report.py [--trials 2000] [--repeats 5]
 
-Prints one JSON object. The CPU times are those of the page's main thread: until all plots are drawn and the table is laid
+Prints one JSON object. CPU times are those of the page's main thread: until all plots are drawn and the table is laid
 out, for a sort, for a filter. They hold on a busy machine too, which the wall times, medians over fresh browsers, do
 not.
 """

@@ -387,11 +387,14 @@ def check(study: Running, reference: Running | None) -> str:
 
 def _in_mlflow(study: Running, trials: list[Any]) -> str:
     """Drains the spool and compares MLflow's runs with the records."""
-    sent = study.services.ranksearch(
-        "sync", study.name, "--tracking-uri", study.services.mlflow_uri, RANKSEARCH_HOME=str(study.home)
-    )
-    if sent.returncode:
-        raise AssertionError(f"the spool does not drain: {sent.stderr}")
+    address = study.services.mlflow_uri
+
+    def drained() -> bool:
+        # A server that is slow to come back is asked again, as its message says.
+        sent = study.services.ranksearch("sync", study.name, "--tracking-uri", address, RANKSEARCH_HOME=str(study.home))
+        return sent.returncode == 0
+
+    wait_for(drained, f"an empty spool of {study.name}", 900)
     runs = study.services.mlflow_runs(study.name)
     status = {"COMPLETE": "FINISHED", "PRUNED": "KILLED"}
     found: dict[str, str] = {}

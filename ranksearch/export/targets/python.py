@@ -19,13 +19,15 @@ from ranksearch.errors import ExportError, Fault, StoreError
 from ranksearch.export.fields import FIELDS
 from ranksearch.export.shared import PEFT_METHODS, PRECISIONS, comment, unknown, value_faults
 from ranksearch.export.source import Source
+from ranksearch.methods import METHODS, own_parameters
 from ranksearch.records import StudyRecord
 
 __all__ = ["ABOUT", "EXPRESSES", "TARGET", "build", "refuses"]
 
 TARGET = "python"
 ABOUT = "train.py: a script of PEFT and transformers that repeats the study's run, with its tokenised rows"
-EXPRESSES = set(FIELDS)
+# A ratio of ranks is written as the patterns that it makes.
+EXPRESSES = set(FIELDS) - set(own_parameters(METHODS)) | {"mlp_rank_ratio"}
 
 _COLUMNS = {"classification": ("text", "label"), "generation": ("prompt", "completion")}
 
@@ -95,7 +97,14 @@ def _script(source: Source, data: Prepared | None) -> str:
     run = source.run()
     notes = [
         "Needs torch, transformers and peft, nothing else. Run `python train.py`.",
-        *(() if run is None else (f"Repeats trial {run.number}, seed {run.seed}.",)),
+        *(
+            ()
+            if run is None
+            else (
+                f"Repeats trial {run.number}, seed {run.seed}, up to rounding, which a high learning rate amplifies "
+                "from step to step.",
+            )
+        ),
         *unknown(source, "model", "max_steps", "precision"),
     ]
     if source.values.get("precision") in ("bf16", "fp16"):

@@ -11,13 +11,14 @@ from ranksearch.config import whole
 from ranksearch.export.fields import FIELDS
 from ranksearch.export.shared import as_yaml, unknown
 from ranksearch.export.source import Source
-from ranksearch.space import METHODS, PARAMETERS
+from ranksearch.methods import METHODS, own_parameters
+from ranksearch.space import PARAMETERS
 
 __all__ = ["ABOUT", "EXPRESSES", "TARGET", "build", "refuses"]
 
 TARGET = "spec"
 ABOUT = "spec.yaml: a study of this configuration alone, for `ranksearch search`"
-EXPRESSES = set(FIELDS)
+EXPRESSES = set(FIELDS) | set(own_parameters(METHODS))
 
 _FIXED = {"lr_scheduler_type": "linear", "max_grad_norm": 1.0}
 
@@ -28,7 +29,7 @@ def refuses(source: Source) -> dict[str, str]:
     out = {n: f"every run here has {n}={v}" for n, v in _FIXED.items() if values.get(n, v) != v}
     if values.get("method", "lora") not in METHODS:
         out["method"] = "methods here: " + ", ".join(METHODS)
-    if "mlp_rank_ratio" not in PARAMETERS or "mlp_rank_ratio" not in values:
+    if "mlp_rank_ratio" not in values:
         out |= {n: "a spec gives one rank for all layers" for n in ("rank_pattern", "alpha_pattern") if n in values}
     return out
 
@@ -61,8 +62,9 @@ def build(source: Source) -> dict[str, bytes]:
 
 def _space(values: Any) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for name in PARAMETERS:
-        if name not in values:
+    method = METHODS.get(values.get("method", "lora"), METHODS["lora"])
+    for name in (*PARAMETERS, *method.parameters):
+        if name not in values or name in method.ignores:
             continue
         value = values[name]
         if isinstance(value, tuple):
