@@ -17,7 +17,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ranksearch.records import StudyRecord, TrialRecord
+from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.report import write_comparison, write_report
 from ranksearch.tracking import Tracker
 from tests.browser import MISSING, Browser, chromium
@@ -39,6 +39,8 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 def made() -> Study:
     """A decided study with every kind of trial."""
     study, trials = decided(40)
+    chosen = [t for t in trials if t.purpose == "decide" and t.config.r == (study.decision or {})["chosen_r"]]
+    test = TestResult(trial=chosen[0].number, n=806, metrics={"nll": 0.5123, "accuracy": 0.84119})
     trials = [*trials, *staged_trials(len(trials))]
     norms = {"bottom": 0.02, "middle": 0.05, "top": 0.09}
     added = {f"train/adapter_to_base_norm/{group}": norm for group, norm in norms.items()}
@@ -46,7 +48,7 @@ def made() -> Study:
         reports = tuple(r.model_copy(update={"metrics": r.metrics | added}) for r in t.reports)
         trials[i] = t.model_copy(update={"reports": reports})
     plan = study.plan | {"runs_most": len(trials)}
-    return study.model_copy(update={"name": "trec50-minilm", "plan": plan}), trials
+    return study.model_copy(update={"name": "trec50-minilm", "plan": plan, "test": test}), trials
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +218,7 @@ def test_mlflows_page_of_a_study_opens_with_the_answer(
 ) -> None:
     decision = made[0].decision or {}
     visit(browser, mlflow("/runs/RUN"), f"Decided: rank {decision['chosen_r']}", height=1000)
-    browser.wait("document.body.innerText.includes('test/nll')")
+    browser.wait("document.body.innerText.includes('test/nll') && document.body.innerText.includes('Load more')")
     assert foreign_only(browser)
     keep(browser, "mlflow-study", 0.6)
 
