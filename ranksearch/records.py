@@ -277,6 +277,14 @@ class StudyRecord(_Record):
     result: dict[str, Any] | None = Field(default=None)
     """The JSON that `search --json` printed at its end."""
 
+    def trained_on(self) -> str:
+        """Where its training rows come from, as the spec names it; of several tasks, each one's."""
+        block = self.spec["data"]
+        tasks = block.get("tasks")
+        if not tasks:
+            return str(block["train"])
+        return ", ".join(f"{name}: {(block | own)['train']}" for name, own in tasks.items())
+
     def metric(self) -> tuple[str, str]:
         """The objective's metric and direction."""
         objective: Mapping[str, str] = self.spec["objective"]

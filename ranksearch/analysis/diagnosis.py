@@ -59,7 +59,9 @@ def learned_nothing(case: Case) -> Iterator[Finding]:
     reached = [value for trial in done if (value := trial.value("eval/accuracy")) is not None]
     if not isinstance(classes, dict) or not classes or not reached:
         return
-    share = max(classes.values()) / sum(classes.values())
+    tasks = case.study.data.get("tasks") or {"": case.study.data}
+    found = [facts["parts"]["eval"]["classes"].values() for facts in tasks.values()]
+    share = sum(max(counts) / sum(counts) for counts in found) / len(found)
     if max(reached) <= share + 0.02:
         yield Finding(
             "learned_nothing",
