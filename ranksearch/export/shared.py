@@ -94,8 +94,11 @@ def value_faults(
     out: dict[str, str] = {}
     if values.get("task") == "classification" and not classifies:
         out["task"] = "it trains on the loss of tokens only; `--to transformers` and `--to python` train classifiers"
-    if source.study is not None and values.get("task") == "classification" and source.study.spec["data"].get("tasks"):
+    tasks = (source.study.spec["data"].get("tasks") if source.study is not None else None) or {}
+    if tasks and values.get("task") == "classification":
         out["task"] = "one head for each of several tasks; only ranksearch trains those at once"
+    elif any(own.get("weight", 1) != 1 for own in tasks.values()):
+        out["task"] = "weights of several tasks; only ranksearch multiplies their losses"
     if values.get("method", "lora") not in methods:
         out["method"] = f"it has {', '.join(methods)}"
     if whole_alpha and "lora_alpha" in values and not float(values["lora_alpha"]).is_integer():
