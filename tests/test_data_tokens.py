@@ -175,6 +175,20 @@ def test_prepared_data_survives_disk_and_pickle(tmp_path: Path) -> None:
                     assert mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
 
 
+def test_data_kept_before_there_were_several_tasks_is_read(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    prepared(check(tmp_path, labelled(sentences(40)), bert())).save(kept)
+    meta = json.loads((kept / "prepared.json").read_text())
+    for later in ("ends", "tasks", "weights"):
+        del meta[later]
+    (kept / "prepared.json").write_text(json.dumps(meta))
+    assert Prepared.load(kept).tasks == ()
+    del meta["labels"]
+    (kept / "prepared.json").write_text(json.dumps(meta))
+    with pytest.raises(StoreError, match="labels"):
+        Prepared.load(kept)
+
+
 def test_damaged_prepared_data_is_refused(tmp_path: Path) -> None:
     prepared(check(tmp_path, labelled(sentences(40)), bert())).save(tmp_path / "kept")
     path = tmp_path / "kept" / "prepared.npz"

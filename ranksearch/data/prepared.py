@@ -177,15 +177,16 @@ class Prepared:
                     part: Split(**{name: arrays.get(f"{part}.{name}") for name in ("ids", "offsets", *_OPTIONAL)})
                     for part in ("train", "eval", "test")
                 }
-        except (OSError, ValueError, KeyError) as error:
+            # What is asked for with a default came later than the first files.
+            return cls(
+                meta["task"], splits["train"], splits["eval"], splits["test"], tuple(meta["labels"]), meta["pad_id"],
+                meta["max_length"], meta["facts"], tuple(meta["notes"]), tuple(meta.get("ends", ())),
+                tuple(meta.get("tasks", ())), tuple(meta.get("weights", ())),
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"tokenised data must be whole, but got: {error} ({folder}). Remove the folder; it is made again."
             ) from error
-        return cls(
-            meta["task"], splits["train"], splits["eval"], splits["test"], tuple(meta["labels"]), meta["pad_id"],
-            meta["max_length"], meta["facts"], tuple(meta["notes"]), tuple(meta["ends"]), tuple(meta["tasks"]),
-            tuple(meta["weights"]),
-        )  # fmt: skip
 
 
 def _sha256(path: Path) -> str:
