@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from ranksearch.data import Prepared, Split, check_data, load_tokenizer
 from ranksearch.data.join import join
 from ranksearch.examine import Examination, examine_values
+from ranksearch.search.setup import comparable, spec_as_data
 from ranksearch.spec import DataSpec
 from ranksearch.training import AdapterRun, Workbench
 from ranksearch.training.pcgrad import project
@@ -363,6 +364,13 @@ def test_generation_tasks_are_measured_each_and_weighted_by_row(tmp_path: Path) 
         for metric, value in separate[k].items():
             assert wrote[f"{metric}/{name}"] == pytest.approx(value)
     assert wrote["chrf"] == pytest.approx((separate[0]["chrf"] + separate[1]["chrf"]) / 2)
+
+
+def test_results_of_other_weights_or_tasks_can_not_be_compared() -> None:
+    spec = examined({"tasks": TASKS}).spec
+    assert spec is not None
+    was, now = (comparable(spec_as_data(spec), of_two_tasks(w).facts) for w in ((1.0, 1.0), (1.0, 2.0)))
+    assert [key for key in was if was[key] != now[key]] == ["data.tasks.second.weight"]
 
 
 @pytest.mark.slow
