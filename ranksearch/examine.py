@@ -17,7 +17,7 @@ from ranksearch.errors import Fault, SpecError, shown, without_login
 from ranksearch.sections import examine_section
 from ranksearch.several import TASK_PATTERN
 from ranksearch.space import Fixed, LogRange, Space, UniformRange, read_space
-from ranksearch.spec import METRICS, SECTIONS, DataSpec, ModelSpec, Spec, TaskSpec
+from ranksearch.spec import METRICS, MOST, SECTIONS, DataSpec, ModelSpec, Spec, TaskSpec
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
 __all__ = ["Examination", "examine_spec", "examine_values", "load_spec", "own_code_faults"]
@@ -350,6 +350,16 @@ def _cross_rules(
                     str(objective["direction"]),
                     "objective.direction",
                     f"Write {direction}.",
+                )
+            )
+        tolerance = objective.get("tolerance")
+        if metric in MOST and isinstance(tolerance, int | float) and tolerance >= MOST[metric]:
+            faults.append(
+                Fault(
+                    f"`tolerance` must be below {MOST[metric]:g}, as `{metric}` goes from 0 to {MOST[metric]:g}",
+                    f"{tolerance:g}",
+                    "objective.tolerance",
+                    f"One point of a hundred is {MOST[metric] / 100:g}.",
                 )
             )
     low, high = budget.get("min_steps"), budget.get("max_steps")

@@ -14,7 +14,8 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ranksearch.config import whole
 from ranksearch.errors import Fault, shown
-from ranksearch.spec import SECTIONS, DataSpec, Section, Spec
+from ranksearch.methods import METHODS
+from ranksearch.spec import SECTIONS, DataSpec, MoreResources, ResourcesSpec, Section, Spec
 
 __all__ = ["examine_section"]
 
@@ -48,6 +49,10 @@ def examine_section(cls: type[Section], raw: Mapping[str, Any], path: str) -> tu
         if cls is DataSpec and name == "tasks":
             values[name] = raw[name]  # `examine` looks into the blocks
             continue
+        if cls is ResourcesSpec and name == "more":
+            values[name], more = _examine_more(raw[name], f"{prefix}{name}")
+            faults += more
+            continue
         value = tuple(raw[name]) if name == "text" and isinstance(raw[name], list) else raw[name]
         try:
             allowed: Any = Annotated[info.annotation, info]
@@ -59,6 +64,35 @@ def examine_section(cls: type[Section], raw: Mapping[str, Any], path: str) -> tu
     return values, faults
 
 
+def _examine_more(raw: object, path: str) -> tuple[list[MoreResources], list[Fault]]:
+    """Checks each entry of `resources.more` key by key; sound entries are given though others are not."""
+    if not isinstance(raw, list):
+        remedy = "Write for example [{from_rank: 32, cpus_per_trial: 2}]."
+        return [], [Fault("`more` must be a list of mappings", shown(raw), path, remedy)]
+    found: list[MoreResources] = []
+    faults: list[Fault] = []
+    for i, entry in enumerate(raw):
+        place = f"{path}[{i}]"
+        if not isinstance(entry, Mapping):
+            remedy = "Write for example {from_rank: 32, cpus_per_trial: 2}."
+            faults.append(Fault("an entry of `more` must be a mapping of keys", shown(entry), place, remedy))
+            continue
+        values, wrong = examine_section(MoreResources, entry, place)
+        method = values.get("method")
+        if method is not None and method not in METHODS:
+            near = get_close_matches(method, METHODS, n=1)
+            remedy = f"Did you mean `{near[0]}`?" if near else "Give one of them."
+            rule = f"`method` must be one of {', '.join(METHODS)}"
+            wrong.append(Fault(rule, shown(method), f"{place}.method", remedy))
+        if not wrong and values["cpus_per_trial"] is None and values["gpus_per_trial"] is None:
+            rule = "an entry of `more` must ask for `cpus_per_trial` or `gpus_per_trial`"
+            wrong.append(Fault(rule, shown(entry), place, "Say how many, or take the entry out."))
+        faults += wrong
+        if not wrong:
+            found.append(MoreResources(**values))
+    return found, faults
+
+
 def _told(name: str, value: object, place: str, error: ValidationError, annotation: Any) -> Fault:
     """Puts what Pydantic found into our words."""
     if name == "name" and isinstance(value, str):
@@ -68,6 +102,12 @@ def _told(name: str, value: object, place: str, error: ValidationError, annotati
             place,
             "Rename it, for example team-a_rank-test.",
         )
+    if name == "text":
+        rule = "`text` must be a column, or a list of two for sentence pairs"
+        return Fault(rule, shown(list(value) if isinstance(value, tuple) else value), place, "Name one column or two.")
+    if name == "labels" and isinstance(value, Mapping):
+        rule = "`labels` must map the names of labels to their values, both text"
+        return Fault(rule, shown(value), place, "Quote what is no text.")
     first = error.errors()[0]
     options = [a for t in _flat(annotation) if get_origin(t) is Literal for a in get_args(t)]
     if options:

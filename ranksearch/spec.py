@@ -17,6 +17,7 @@ from ranksearch.space import Space, read_space
 
 __all__ = [
     "METRICS",
+    "MOST",
     "NAME_PATTERN",
     "SECTIONS",
     "BudgetSpec",
@@ -43,6 +44,9 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "eval/chrf": ("maximize", ("generation",)),
 }
 """Metric -> its direction and the tasks that have it."""
+
+MOST: Mapping[str, float] = {"eval/accuracy": 1, "eval/macro_f1": 1, "eval/exact_match": 1, "eval/chrf": 100}
+"""Metrics that go from 0 to this: a margin as wide would call every rank as good as the best."""
 
 WRITTEN_METRICS = frozenset({"eval/exact_match", "eval/chrf"})
 """Metrics of text that the model writes. That takes so long that it is done where it is the objective, by the runs of
