@@ -354,6 +354,25 @@ def test_a_chat_template_from_a_file_is_used_and_none_at_all_is_a_fault(tmp_path
     assert "chat template" in str(none.faults[0])
 
 
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [(" \n", "it is empty"), ("{% for m in messages %}{{ m.role }", "must be Jinja, but got line 1: unexpected '}'")],
+)
+def test_a_chat_template_that_is_none_is_told_as_such_and_not_as_bad_rows(
+    tmp_path: Path, template: str, told: str
+) -> None:
+    (tmp_path / "own.jinja").write_text(template)
+    keys = {"messages": "messages", "chat_template": "own.jinja"}
+    (fault,) = check(tmp_path, plain_chats(20), llama(TEMPLATE), "generation", **keys).faults
+    assert told in str(fault) and fault.place == "data.chat_template"
+
+
+def test_chats_in_which_nobody_is_the_assistant_are_left_out_for_that_and_not_for_their_length(tmp_path: Path) -> None:
+    found = check_chats(tmp_path, [chat(("user", t), ("bot", "yes")) for t in sentences(20)], bad_rows="drop")
+    assert {fault.rule.split()[0] for fault in found.faults} == {"train", "eval", "test"}
+    assert all("'bot'" in fault.got and "max_length" not in str(fault) for fault in found.faults)
+
+
 def test_chats_that_are_no_lists_of_turns_are_named(tmp_path: Path) -> None:
     lines = [*plain_chats(12), {"messages": "hello"}, {"messages": [{"content": "x"}]}, {"messages": None}]
     places = {fault.place for fault in check_chats(tmp_path, lines).faults}

@@ -194,7 +194,10 @@ def _template(spec: DataBlock, base_dir: Path, faults: list[Fault]) -> str | Non
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no regular file")
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        if not text.strip():
+            raise ValueError("it is empty")
+        return text
     except (OSError, ValueError) as error:
         why = (
             error.strerror
@@ -205,10 +208,10 @@ def _template(spec: DataBlock, base_dir: Path, faults: list[Fault]) -> str | Non
         )
         faults.append(
             Fault(
-                "`chat_template` must be a readable file",
+                "`chat_template` must be a readable file that holds one",
                 f"{shown(spec.chat_template)} ({why})",
                 "data.chat_template",
-                "Correct the path.",
+                "Correct the path or the file.",
             )
         )
     return None

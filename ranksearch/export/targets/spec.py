@@ -60,7 +60,7 @@ def build(source: Source) -> dict[str, bytes]:
         notes.append("Not known, so not set: data. Name your files and columns.")
     else:
         notes.append("Relative paths are those of the study's own spec: put this file where that one lay.")
-    return {"spec.yaml": as_yaml(source, [*notes, *unknown(source, "model", "max_steps")], written)}
+    return {"spec.yaml": as_yaml(source, [*notes, *unknown(source, "model", "max_steps", assets=True)], written)}
 
 
 def _space(values: Any) -> dict[str, Any]:
