@@ -180,13 +180,15 @@ def mlflow(made: Study, page: Path, tmp_path_factory: pytest.TempPathFactory) ->
     server = subprocess.Popen(command, cwd=home, stdout=log, stderr=log, start_new_session=True)
     try:
         base = f"http://127.0.0.1:{port}"
-        for _ in range(600):
+        for _ in range(1500):
             assert server.poll() is None, (home / "server.log").read_text()
             try:
                 urllib.request.urlopen(f"{base}/health", timeout=5).close()
                 break
             except OSError:
                 time.sleep(0.2)
+        else:
+            pytest.fail(f"the server did not start: {(home / 'server.log').read_text()}")
         yield lambda path: f"{base}/#/experiments/{where['experiment_id']}{path}".replace(
             "RUN", str(where["parent_run_id"])
         )

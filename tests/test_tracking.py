@@ -315,6 +315,7 @@ def test_params_are_flat_numbers_and_short_text(desk: Desk) -> None:
         "weight_decay": "0",
         "batch_size": "32",
         "warmup_steps": "0",
+        "pcgrad": "False",
         "rank_dropout": "0.5",
         "seed": "1",
         "max_steps": "15",
