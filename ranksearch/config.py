@@ -54,6 +54,8 @@ class TrialConfig(BaseModel):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     batch_size: Annotated[int, Field(ge=1)] = 32
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    pcgrad: bool = False
+    """Of several tasks, gradients of the adapter that conflict are projected before they are summed."""
     method_parameters: dict[str, Scalar] = {}
     """What only this method knows, by its own names."""
 
@@ -64,4 +66,6 @@ class TrialConfig(BaseModel):
     @property
     def key(self) -> str:
         """Twelve hex digits that two configurations share only when every value is equal."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:12]
+        # A configuration without it has the key that it had before there was the word.
+        text = self.model_dump_json(exclude=None if self.pcgrad else {"pcgrad"})
+        return hashlib.sha256(text.encode()).hexdigest()[:12]

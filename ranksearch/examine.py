@@ -7,19 +7,17 @@ asked here.
 
 from __future__ import annotations
 
-import types
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-from ranksearch.config import whole
 from ranksearch.errors import Fault, SpecError, shown, without_login
+from ranksearch.sections import examine_section
+from ranksearch.several import TASK_PATTERN
 from ranksearch.space import Fixed, LogRange, Space, UniformRange, read_space
-from ranksearch.spec import METRICS, SECTIONS, DataSpec, ModelSpec, Section, Spec
+from ranksearch.spec import METRICS, MOST, SECTIONS, DataSpec, ModelSpec, Spec, TaskSpec
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
 __all__ = ["Examination", "examine_spec", "examine_values", "load_spec", "own_code_faults"]
@@ -109,13 +107,13 @@ def examine_spec(path: str | Path, overrides: Sequence[str] = ()) -> Examination
 
 def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Examination:
     """Finds every fault in a spec that is already a mapping."""
-    values, faults = _examine_section(Spec, raw, "")
+    values, faults = examine_section(Spec, raw, "")
     sections: dict[str, Any] = {}
     for name, cls in SECTIONS.items():
         if name in raw and isinstance(
             block := ({"id": raw[name]} if name == "model" and isinstance(raw[name], str) else raw[name]), Mapping
         ):
-            sections[name], more = _examine_section(cls, block, name)
+            sections[name], more = examine_section(cls, block, name)
             faults += more
         elif name in raw and name not in ("data", "model"):
             if raw[name] is not None or name not in values:
@@ -130,13 +128,17 @@ def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Ex
             )
         else:
             sections[name] = {n: f.default for n, f in cls.model_fields.items() if not f.is_required()}
-    space, space_faults = (None, []) if "space" not in raw else read_space(raw["space"])
+    blocks, tasks, more = _examine_blocks(raw.get("data"), sections.get("data", {}))
+    faults += more
+    space, space_faults = (None, []) if "space" not in raw else read_space(raw["space"], tasks=tasks)
     faults += space_faults
+    for place, block in blocks.items():
+        faults += _block_rules(place, block, values.get("task"))
     faults += _cross_rules(raw, values, sections, space)
     data = None
     if "data" in raw and isinstance(raw["data"], Mapping):
         data_fields = {k: v for k, v in raw["data"].items() if k in DataSpec.model_fields and k in sections["data"]}
-        if "train" in data_fields:
+        if tasks is not None and all(block.get("train") is not None for block in blocks.values()):
             data = DataSpec.model_validate(data_fields)
     model = None
     if "model" in sections and "id" in sections["model"]:
@@ -215,101 +217,64 @@ def _override(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     return out
 
 
-def _examine_section(cls: type[Section], raw: Mapping[str, Any], path: str) -> tuple[dict[str, Any], list[Fault]]:
-    """Checks each key of one section by itself.
+def _examine_blocks(raw: object, data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], int | None, list[Fault]]:
+    """Checks what each task's block says, or that there is one task.
+
+    Args:
+        raw: The data section as written.
+        data: Its sound values.
 
     Returns:
-        The sound values with defaults filled in, and the faults.
+        The sound values of each block, those beside `tasks` filled in, by its place; the number of tasks, None where
+        something in `tasks` is wrong; and the faults.
     """
-    values: dict[str, Any] = {}
-    faults: list[Fault] = []
-    prefix = f"{path}." if path else ""
-    for key in raw:
-        if key not in cls.model_fields:
-            word = shown(str(key))[1:-1]
-            near = get_close_matches(word, cls.model_fields, n=1, cutoff=0.6)
-            remedy = f"Did you mean `{near[0]}`?" if near else "The keys are " + ", ".join(cls.model_fields) + "."
-            faults.append(
-                Fault("only known keys may stand in the spec", f"{word}: {shown(raw[key])}", f"{prefix}{word}", remedy)
-            )
-    for name, info in cls.model_fields.items():
-        if name not in raw:
-            if info.is_required():
-                faults.append(Fault(f"`{name}` must be given", "nothing", f"{prefix}{name}", f"Add `{name}:`."))
-            else:
-                values[name] = info.default
-            continue
-        if cls is Spec and (name in SECTIONS or name == "space"):
-            continue
-        value = tuple(raw[name]) if name == "text" and isinstance(raw[name], list) else raw[name]
-        try:
-            allowed: Any = Annotated[info.annotation, info]
-            values[name] = TypeAdapter(allowed, config=ConfigDict(strict=True, allow_inf_nan=False)).validate_python(
-                value
-            )
-        except ValidationError as error:
-            faults.append(_told(name, value, f"{prefix}{name}", error, info.annotation))
-    return values, faults
+    if not isinstance(raw, Mapping):
+        return {}, 1, []
+    shared = {name: value for name, value in data.items() if name != "tasks"}
+    named = raw.get("tasks")
+    if named is None:
+        blocks, faults = {"data": shared}, list[Fault]()
+    elif not isinstance(named, Mapping) or len(named) < 2:
+        rule = "`tasks` must be a mapping of two or more names, each with its own data block"
+        remedy = "Name another task, or write the keys of the one below `data`."
+        return {}, None, [Fault(rule, shown(named), "data.tasks", remedy)]
+    else:
+        blocks, faults = {}, []
+        for name, own in named.items():
+            place = f"data.tasks.{shown(name)[1:-1] if isinstance(name, str) else name}"
+            if not isinstance(name, str) or re.fullmatch(TASK_PATTERN, name) is None:
+                rule = "a task's name must be 1 to 40 letters, digits, _ and -"
+                faults.append(Fault(rule, shown(name), place, "Rename it; quote a number."))
+            if not isinstance(own, Mapping):
+                remedy = "Write its keys below it; {} where those beside `tasks` say all."
+                faults.append(Fault("a task must be a mapping of keys", shown(own), place, remedy))
+                continue
+            values, more = examine_section(TaskSpec, own, place)
+            faults += more
+            blocks[place] = values | {k: v for k, v in shared.items() if k not in own}
+    sound = not faults
+    for place, block in blocks.items():
+        if "train" in block and block["train"] is None:
+            faults.append(Fault("`train` must be given", "nothing", f"{place}.train", "Add `train:`."))
+    return blocks, len(blocks) if sound else None, faults
 
 
-def _told(name: str, value: object, place: str, error: ValidationError, annotation: Any) -> Fault:
-    """Puts what Pydantic found into our words."""
-    if name == "name" and isinstance(value, str):
-        return Fault(
-            "`name` must be a letter or digit, then letters, digits, _ . - and at most 80 of them",
-            shown(value),
-            place,
-            "Rename it, for example team-a_rank-test.",
-        )
-    first = error.errors()[0]
-    options = [a for t in _flat(annotation) if get_origin(t) is Literal for a in get_args(t)]
-    if options:
-        near = get_close_matches(str(value), options, n=1)
-        return Fault(
-            f"`{name}` must be one of {', '.join(options)}",
-            shown(value),
-            place,
-            f"Did you mean `{near[0]}`?" if near else "Give one of them.",
-        )
-    context = first.get("ctx", {})
-    bounds = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
-    words = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-    if first["type"] == "string_too_short":
-        return Fault(f"`{name}` must not be empty", shown(value), place, "Fill it in, or leave it out.")
-    if first["type"] == "string_too_long":
-        rule = f"`{name}` must be one character"
-        return Fault(rule, shown(value), place, "Correct the value.")
-    if first["type"] == "finite_number":
-        return Fault(f"`{name}` must be a finite number", shown(value), place, "Give a number, or leave it out.")
-    if first["type"] in bounds:
-        limit = bounds[first["type"]]
-        return Fault(
-            f"`{name}` must be {words[limit]} {whole(context[limit]):,}",
-            shown(value),
-            place,
-            f"Give a number {words[limit]} {whole(context[limit]):,}.",
-        )
-    kinds = [t.__name__ for t in _flat(annotation) if isinstance(t, type) and t is not type(None)]
-    plain = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "dict": "a mapping"}
-    rule = " or ".join(
-        dict.fromkeys(plain.get(k, "a mapping like {relative: 0.02}" if k == "RelativeTolerance" else k) for k in kinds)
-    )
-    remedy = "Write it without quotes." if isinstance(value, str) and rule != "text" else "Correct the value."
-    return Fault(f"`{name}` must be {rule or 'as described'}", shown(value), place, remedy)
+def _block_rules(place: str, data: Mapping[str, Any], task: str | None) -> list[Fault]:
+    """Rules that join several keys of one data block."""
+    faults = _one_role_each(data, task, place)
+    shares = [
+        n for n, f in (("eval", "eval_fraction"), ("test", "test_fraction")) if data.get(n, "") is None and f in data
+    ]
+    if shares:
+        total = sum(data[f"{n}_fraction"] for n in shares)
+        if total >= 1:
+            named = " + ".join(f"{place}.{n}_fraction" for n in shares)
+            rule = f"`{named} < 1` must hold, so that rows to train on remain"
+            faults.append(Fault(rule, f"{total:g}", named, "Lower them; 0.15 each is usual."))
+    return faults
 
 
-def _flat(annotation: Any) -> list[Any]:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _flat(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return [leaf for part in get_args(annotation) for leaf in _flat(part)]
-    if origin is tuple:
-        return [str]
-    return [origin if origin is dict else annotation]
-
-
-def _one_role_each(data: Mapping[str, Any], task: str | None) -> list[Fault]:
+def _one_role_each(data: Mapping[str, Any], task: str | None, at: str) -> list[Fault]:
     """A column that is asked for and answered with at once teaches nothing."""
     roles = ("text", "label") if task == "classification" else ("prompt", "completion")
     if task is None or data.get("messages") is not None or not all(role in data for role in roles):
@@ -318,7 +283,7 @@ def _one_role_each(data: Mapping[str, Any], task: str | None) -> list[Fault]:
     names = [*([asked] if isinstance(asked, str) else asked), answer]
     if len(set(names)) == len(names):
         return []
-    place = " and ".join(f"data.{role}" for role in roles)
+    place = " and ".join(f"{at}.{role}" for role in roles)
     rule = "the columns that are trained on must be different ones"
     return [Fault(rule, ", ".join(map(shown, names)), place, "Name another column.")]
 
@@ -342,24 +307,8 @@ def _cross_rules(
 ) -> list[Fault]:
     """Rules that join several keys, each applied where its operands are sound."""
     faults: list[Fault] = []
-    data, budget = sections.get("data", {}), sections.get("budget", {})
+    budget = sections.get("budget", {})
     objective, task = sections.get("objective", {}), top.get("task")
-    shares = [
-        n for n, f in (("eval", "eval_fraction"), ("test", "test_fraction")) if data.get(n, "") is None and f in data
-    ]
-    if "data" in raw and shares:
-        total = sum(data[f"{n}_fraction"] for n in shares)
-        if total >= 1:
-            named = " + ".join(f"data.{n}_fraction" for n in shares)
-            faults.append(
-                Fault(
-                    f"`{named} < 1` must hold, so that rows to train on remain",
-                    f"{total:g}",
-                    named,
-                    "Lower them; 0.15 each is usual.",
-                )
-            )
-    faults += _one_role_each(data, task)
     faults += _one_kind_of_device(sections.get("resources", {}))
     ratio = None if space is None else space.domains["head_lr_ratio"]
     if task == "generation" and ratio is not None and ratio != Fixed(1.0):
@@ -401,6 +350,16 @@ def _cross_rules(
                     str(objective["direction"]),
                     "objective.direction",
                     f"Write {direction}.",
+                )
+            )
+        tolerance = objective.get("tolerance")
+        if metric in MOST and isinstance(tolerance, int | float) and tolerance >= MOST[metric]:
+            faults.append(
+                Fault(
+                    f"`tolerance` must be below {MOST[metric]:g}, as `{metric}` goes from 0 to {MOST[metric]:g}",
+                    f"{tolerance:g}",
+                    "objective.tolerance",
+                    f"One point of a hundred is {MOST[metric] / 100:g}.",
                 )
             )
     low, high = budget.get("min_steps"), budget.get("max_steps")

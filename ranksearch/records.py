@@ -9,9 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from ranksearch.config import TrialConfig
 from ranksearch.lora import ModelFacts
@@ -64,8 +73,20 @@ class _ModelShape(_Shape):
     id: str
 
 
-class _DataShape(_Shape):
+class _TaskShape(_Shape):
     train: str
+    weight: float = 1.0
+
+
+class _DataShape(_Shape):
+    train: str | None
+    tasks: dict[str, _TaskShape] | None = None
+
+    @model_validator(mode="after")
+    def _has_rows(self) -> Self:
+        if self.train is None and not self.tasks:
+            raise ValueError("it or `tasks` must say where rows come from")
+        return self
 
 
 class _ObjectiveShape(_Shape):
@@ -91,8 +112,12 @@ class _SpecShape(_Shape):
     seeds: Annotated[int, Field(ge=1)]
 
 
-class _FactsShape(_Shape):
+class _PartsShape(_Shape):
     parts: dict[str, dict[str, Any]] = {}
+
+
+class _FactsShape(_PartsShape):
+    tasks: dict[str, _PartsShape] = {}
 
 
 class _PointShape(_Shape):
@@ -276,6 +301,14 @@ class StudyRecord(_Record):
     empty for classification, where the head is new."""
     result: dict[str, Any] | None = Field(default=None)
     """The JSON that `search --json` printed at its end."""
+
+    def trained_on(self) -> str:
+        """Where its training rows come from, as the spec names it; of several tasks, each one's."""
+        block = self.spec["data"]
+        tasks = block.get("tasks")
+        if not tasks:
+            return str(block["train"])
+        return ", ".join(f"{name}: {own['train']}" for name, own in tasks.items())
 
     def metric(self) -> tuple[str, str]:
         """The objective's metric and direction."""

@@ -39,6 +39,8 @@ def _space() -> dict[str, Any]:
             flat[name] = _domain(parameter)
             if owners(name):
                 flat[name]["description"] += f"; only with method {' or '.join(owners(name))}"
+    rank = _value(PARAMETERS["r"])
+    flat["r"]["anyOf"].append(_only({"per_task": rank}) | {"description": "of one task; only with several of them"})
     unranked = [name for name, facts in METHODS.items() if not facts.ranked]
     return {
         "type": "object",

@@ -17,6 +17,7 @@ from ranksearch.domains import Choices, Domain, Fixed, IntRange, LogRange, Unifo
 from ranksearch.errors import Fault, shown
 from ranksearch.methods import METHODS, own_parameters, owners
 from ranksearch.parameters import PRESETS, Parameter
+from ranksearch.several import expand_ranks
 
 __all__ = [
     "METHODS",
@@ -53,6 +54,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "weight_decay": Parameter("float", low=0, default=0.0),
     "batch_size": Parameter("int", low=1, high=_MOST, default=32),
     "warmup_steps": Parameter("int", low=0, high=_MOST, default=10),
+    "pcgrad": Parameter("bool", default=False),
 }
 """Every parameter that each space has by its flat name, in the order in which it is told; `methods` has the others."""
 
@@ -63,7 +65,8 @@ _REQUIRED = ("r", "learning_rate")
 class Space:
     """Domains by flat name; of the table every parameter is there, but only one of lora_alpha and alpha_ratio.
 
-    A method's own parameters are there when the space holds the method; a point has those of its own method only.
+    `pcgrad` is there only where it is given: most studies have one task. A method's own parameters are there when the
+    space holds the method; a point has those of its own method only.
     """
 
     domains: Mapping[str, Domain]
@@ -192,12 +195,13 @@ class Space:
         return None if told is None else str(told)
 
 
-def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fault]]:
+def read_space(raw: object, place: str = "space", tasks: int | None = None) -> tuple[Space | None, list[Fault]]:
     """Reads the `space` block.
 
     Args:
         raw: What the YAML holds under `space`.
         place: Where it stands, for the faults.
+        tasks: Tasks of the study, which some of it depends on; None where that is not known.
 
     Returns:
         The space, or None when something is wrong, and every fault.
@@ -237,7 +241,15 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
                 _foreign_fault(name, value, of, methods, place) if of else _unknown(name, value, known, place)
             )
             continue
-        domain, fault = read_domain(name, value, known[name], f"{place}.{name}")
+        fault = None
+        if name == "r" and isinstance(value, Mapping) and "per_task" in value:
+            if tasks is None:
+                domains[name] = Fixed(1)  # what is wrong with the tasks is told elsewhere
+                continue
+            value, fault = expand_ranks(value, tasks, known[name], f"{place}.{name}")
+        domain = None
+        if fault is None:
+            domain, fault = read_domain(name, value, known[name], f"{place}.{name}")
         if fault is not None:
             faults.append(fault)
         elif domain is not None:
@@ -251,6 +263,9 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
                 "Keep lora_alpha (constant) or alpha_ratio (lora_alpha = alpha_ratio * r).",
             )
         )
+    if tasks == 1 and domains.get("pcgrad", Fixed(False)) != Fixed(False):
+        rule = "`pcgrad` needs several tasks whose gradients can conflict"
+        faults.append(Fault(rule, "one task", f"{place}.pcgrad", "Leave it out, or name tasks under data.tasks."))
     unranked = [m for m in methods if not METHODS[m].ranked]
     if unranked:
         faults += _unranked_faults(unranked[0], methods, domains, place)
@@ -268,6 +283,8 @@ def read_space(raw: object, place: str = "space") -> tuple[Space | None, list[Fa
         if name == "alpha_ratio" and "alpha_ratio" not in domains:
             continue
         if name == "lora_alpha" and "alpha_ratio" in domains:
+            continue
+        if name == "pcgrad" and "pcgrad" not in domains:
             continue
         ordered[name] = domains.get(name, Fixed(parameter.default))
     return Space(ordered), []

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ranksearch.errors import SpecError
+from ranksearch.several import TASK_PATTERN
 from ranksearch.space import Space, read_space
 
 __all__ = [
     "METRICS",
+    "MOST",
     "NAME_PATTERN",
     "SECTIONS",
     "BudgetSpec",
+    "DataBlock",
     "DataSpec",
     "ModelSpec",
     "MoreResources",
@@ -27,6 +30,7 @@ __all__ = [
     "ResourcesSpec",
     "Section",
     "Spec",
+    "TaskSpec",
     "TrackingSpec",
     "WRITTEN_METRICS",
 ]
@@ -40,6 +44,9 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "eval/chrf": ("maximize", ("generation",)),
 }
 """Metric -> its direction and the tasks that have it."""
+
+MOST: Mapping[str, float] = {"eval/accuracy": 1, "eval/macro_f1": 1, "eval/exact_match": 1, "eval/chrf": 100}
+"""Metrics that go from 0 to this: a margin as wide would call every rank as good as the best."""
 
 WRITTEN_METRICS = frozenset({"eval/exact_match", "eval/chrf"})
 """Metrics of text that the model writes. That takes so long that it is done where it is the objective, by the runs of
@@ -74,10 +81,11 @@ class ModelSpec(Section):
     """Whether a model's own Python code may run."""
 
 
-class DataSpec(Section):
-    """Where the rows come from and which columns they are."""
+class DataBlock(Section):
+    """Where the rows of a task come from and which columns they are."""
 
-    train: Annotated[str, Field(min_length=1)]
+    train: Annotated[str, Field(min_length=1)] | None = None
+    """Null only beside `tasks`, where each names its own."""
     eval: Annotated[str, Field(min_length=1)] | None = None
     test: Annotated[str, Field(min_length=1)] | None = None
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
@@ -95,12 +103,44 @@ class DataSpec(Section):
     encoding: str | None = None
     chat_template: str | None = None
     bad_rows: Literal["refuse", "drop"] = "refuse"
-    tasks: dict[str, Any] | None = None
 
     @field_validator("text", mode="before")
     @classmethod
     def _pair(cls, value: object) -> object:
         return tuple(value) if isinstance(value, list) else value
+
+    @model_validator(mode="after")
+    def _has_rows(self) -> Self:
+        if self.train is None and getattr(self, "tasks", None) is None:
+            raise ValueError("`train` must be given")
+        return self
+
+
+class TaskSpec(DataBlock):
+    """One of several tasks; what its block leaves out is what stands beside `tasks`."""
+
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Factor on the task's loss."""
+
+
+class DataSpec(DataBlock):
+    """The data of a study: one task's, or several tasks'."""
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["train"]}, {"required": ["tasks"]}]})
+
+    tasks: Annotated[dict[Annotated[str, Field(pattern=TASK_PATTERN)], TaskSpec], Field(min_length=2)] | None = None
+    """Several tasks of the study's kind by name, trained with one adapter. Training takes rows in proportion to how
+    many each task has: one shuffled order over all of them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, values: Any) -> Any:
+        """Gives each task's block what stands beside `tasks`."""
+        tasks = values.get("tasks")
+        if not tasks:
+            return values
+        shared = {name: value for name, value in values.items() if name != "tasks"}
+        return values | {"tasks": {name: shared | own for name, own in tasks.items()}}
 
 
 class RelativeTolerance(Section):
@@ -212,7 +252,7 @@ class Spec(Section):
     @cached_property
     def parameters(self) -> Space:
         """The search space."""
-        space, faults = read_space(self.space)
+        space, faults = read_space(self.space, tasks=len(self.data.tasks or [None]))
         if space is None:
             raise SpecError(faults)
         return space

@@ -519,11 +519,6 @@ def test_files_are_checked_without_a_tokenizer(tmp_path: Path) -> None:
     assert checked.dataset is not None and checked.prepared is None and checked.faults == ()
 
 
-def test_several_tasks_are_refused_rather_than_ignored(tmp_path: Path) -> None:
-    write(tmp_path, "train.csv", csv_text(rows(12)))
-    assert "data.tasks" in told(look(tmp_path, tasks={"a": {}}))
-
-
 def test_the_facts_are_plain_json_and_say_the_same_each_time(tmp_path: Path) -> None:
     write(tmp_path, "train.csv", csv_text([*rows(30), ("", "loan")]))
     first, second = (look(tmp_path, bad_rows="drop").dataset for _ in range(2))

@@ -175,6 +175,20 @@ def test_prepared_data_survives_disk_and_pickle(tmp_path: Path) -> None:
                     assert mine.dtype == theirs.dtype and np.array_equal(mine, theirs)
 
 
+def test_data_kept_before_there_were_several_tasks_is_read(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    prepared(check(tmp_path, labelled(sentences(40)), bert())).save(kept)
+    meta = json.loads((kept / "prepared.json").read_text())
+    for later in ("ends", "tasks", "weights"):
+        del meta[later]
+    (kept / "prepared.json").write_text(json.dumps(meta))
+    assert Prepared.load(kept).tasks == ()
+    del meta["labels"]
+    (kept / "prepared.json").write_text(json.dumps(meta))
+    with pytest.raises(StoreError, match="labels"):
+        Prepared.load(kept)
+
+
 def test_damaged_prepared_data_is_refused(tmp_path: Path) -> None:
     prepared(check(tmp_path, labelled(sentences(40)), bert())).save(tmp_path / "kept")
     path = tmp_path / "kept" / "prepared.npz"
@@ -338,6 +352,25 @@ def test_a_chat_template_from_a_file_is_used_and_none_at_all_is_a_fault(tmp_path
     assert trained_words(prepared(own))[0] == ["yes", "room", "</s>"]
     none = check(tmp_path, lines, llama(), "generation", messages="messages")
     assert "chat template" in str(none.faults[0])
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [(" \n", "it is empty"), ("{% for m in messages %}{{ m.role }", "must be Jinja, but got line 1: unexpected '}'")],
+)
+def test_a_chat_template_that_is_none_is_told_as_such_and_not_as_bad_rows(
+    tmp_path: Path, template: str, told: str
+) -> None:
+    (tmp_path / "own.jinja").write_text(template)
+    keys = {"messages": "messages", "chat_template": "own.jinja"}
+    (fault,) = check(tmp_path, plain_chats(20), llama(TEMPLATE), "generation", **keys).faults
+    assert told in str(fault) and fault.place == "data.chat_template"
+
+
+def test_chats_in_which_nobody_is_the_assistant_are_left_out_for_that_and_not_for_their_length(tmp_path: Path) -> None:
+    found = check_chats(tmp_path, [chat(("user", t), ("bot", "yes")) for t in sentences(20)], bad_rows="drop")
+    assert {fault.rule.split()[0] for fault in found.faults} == {"train", "eval", "test"}
+    assert all("'bot'" in fault.got and "max_length" not in str(fault) for fault in found.faults)
 
 
 def test_chats_that_are_no_lists_of_turns_are_named(tmp_path: Path) -> None:

@@ -380,6 +380,19 @@ def test_a_spec_asks_for_any_method_with_its_own_parameters(tmp_path: Path, meth
     assert set(facts.parameters) <= set(told["space"])
 
 
+def test_a_method_without_an_adapter_is_no_loss_that_can_be_allowed(tmp_path: Path) -> None:
+    source = source_of(tmp_path, method="full", r=1, learning_rate=1e-3)
+    with pytest.raises(ExportError, match='got method="full".*There is no adapter.*--to spec'):
+        export(source, "transformers", tmp_path / "out", allow_loss=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_spec_takes_a_model_by_its_asset_name_and_other_tools_are_told_to_name_it(tmp_path: Path) -> None:
+    source = source_of(tmp_path, model="asset:smollm2-135m", r=4, lora_alpha=16, learning_rate=1e-3)
+    told = [export(source, t, tmp_path / t).files[0].read_text() for t in ("spec", "llamafactory")]
+    assert ["own name; give the folder" in text for text in told] == [False, True]
+
+
 @pytest.mark.parametrize("target", [*LLM_TOOLS, "transformers", "python"])
 def test_a_penalty_that_no_tool_has_is_lost_unless_it_is_zero(tmp_path: Path, target: str) -> None:
     export(source_of(tmp_path, l2_lambda=0.0, mlp_rank_ratio=1.0), target, tmp_path / "out")

@@ -153,6 +153,12 @@ def test_an_address_where_nothing_listens_is_told_at_once(tmp_path: Path) -> Non
     assert ran.code == 1 and ran.out == "" and "can't be reached" in ran.err
 
 
+@pytest.mark.parametrize("address", ["", "::::", "os://x", "http://", "http://head:99999", "auto", "ray://head:10001"])
+def test_what_is_no_address_of_a_dashboard_is_the_users_fault(address: str) -> None:
+    with pytest.raises(SpecError, match=r"must be that of the head's dashboard.*--address"):
+        JobServer(address)
+
+
 def test_faults_of_the_spec_are_told_before_the_cluster_is_asked(tmp_path: Path) -> None:
     write_spec(tmp_path)
     ran = ranksearch(tmp_path, "submit", "spec.yaml", "--address", "http://127.0.0.1:9", "--no-wait")

@@ -340,7 +340,7 @@ def test_the_change_over_the_weight_is_told_for_each_third(bench: Workbench) -> 
                 change = s * b @ a
                 if name in started:
                     change = change - s * started[name][1] @ started[name][0]
-                changes[group][0] += float(change.square().sum())
+                changes[group][0] += float(change.detach().square().sum())
                 changes[group][1] += float(bench.base.get_parameter(f"{name}.weight").square().sum())
         for group, (over, under) in changes.items():
             assert told[f"train/adapter_to_base_norm/{group}"] == pytest.approx(math.sqrt(over / under), rel=1e-4)

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 
 from ranksearch.errors import SpecError
 from ranksearch.examine import load_spec
+from ranksearch.methods import METHODS, own_parameters
 from ranksearch.schema import spec_schema
 from ranksearch.space import PARAMETERS
 
@@ -39,7 +40,7 @@ def change(key: str, value: Any) -> dict[str, Any]:
 def test_it_is_a_schema_and_knows_every_parameter() -> None:
     Draft202012Validator.check_schema(spec_schema())
     known = spec_schema()["properties"]["space"]["properties"]
-    assert set(known) == {name.partition(".")[0] for name in PARAMETERS}
+    assert set(known) == {name.partition(".")[0] for name in PARAMETERS} | set(own_parameters(METHODS))
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)

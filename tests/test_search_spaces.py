@@ -21,8 +21,8 @@ FOLDER = Path(__file__).parents[1] / "search_spaces"
 def test_a_shipped_spec_is_sound_and_names_known_assets(path: Path) -> None:
     spec = load_spec(path)
     assert spec.name == path.stem
-    for source in (spec.model.id, spec.data.train):
-        assert source.removeprefix("asset:") in ASSETS
+    for source in (spec.model.id, *(block.train for block in (spec.data.tasks or {"": spec.data}).values())):
+        assert source is not None and source.removeprefix("asset:") in ASSETS
     ranks = spec.parameters.ranks()
     assert min(ranks) >= 2 and max(ranks) <= 64
 

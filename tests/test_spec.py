@@ -241,3 +241,40 @@ def test_a_cluster_that_grows_must_be_told_how_far(tmp_path: Path) -> None:
 def test_an_unknown_key_of_more_resources_is_refused(tmp_path: Path) -> None:
     (fault,) = faults(tmp_path, resources={"more": [{"from_rank": 4, "gpu": 1}]})
     assert "resources.more" in fault and "gpu" in fault
+
+
+def test_every_fault_of_more_resources_is_told_with_its_entry(tmp_path: Path) -> None:
+    more = [
+        {"from_rank": "8", "cpus_per_trial": -1},
+        3,
+        {"method": "lorra", "cpus_per_trial": 2},
+        {"from_rank": 8},
+        {"from_rank": 8, "cpus_per_trial": 2},
+    ]
+    told = faults(tmp_path, resources={"more": more})
+    places = ["more[0].from_rank", "more[0].cpus_per_trial", "more[1])", "more[2].method", "more[3])"]
+    assert len(told) == len(places)
+    assert all(place in fault for place, fault in zip(places, told, strict=True))
+    assert "Did you mean `lora`?" in told[3] and "must ask for `cpus_per_trial` or `gpus_per_trial`" in told[4]
+    (none,) = faults(tmp_path, resources={"more": {"from_rank": 8}})
+    assert "must be a list of mappings" in none
+
+
+@pytest.mark.parametrize(
+    ("metric", "task", "wide", "hundredth"),
+    [("eval/accuracy", "classification", 1, 0.01), ("eval/chrf", "generation", 100, 1)],
+)
+def test_a_tolerance_as_wide_as_its_metric_is_refused(
+    tmp_path: Path, metric: str, task: str, wide: float, hundredth: float
+) -> None:
+    def objective(tolerance: float) -> dict[str, Any]:
+        return {"metric": metric, "direction": "maximize", "tolerance": tolerance}
+
+    (told,) = faults(tmp_path, task=task, objective=objective(wide))
+    assert f"must be below {wide}" in told and f"One point of a hundred is {hundredth:g}." in told
+    assert faults(tmp_path, task=task, objective=objective(hundredth)) == []
+
+
+def test_labels_and_columns_of_a_wrong_form_are_told_with_the_right_one(tmp_path: Path) -> None:
+    told = faults(tmp_path, resources={"labels": {"zone": 1}}, data={"train": "t.csv", "text": ["a", "b", "c"]})
+    assert ["list of two for sentence pairs" in told[0], "both text" in told[1]] == [True, True]

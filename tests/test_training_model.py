@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM, T5Config, T5Model
 
-from ranksearch.data import Prepared, Split
-from ranksearch.errors import DataError, PlanError
+from ranksearch.errors import DataError
 from ranksearch.training import AdapterRun, ModelSource, Workbench, inspect_model, resolve_precision
 from ranksearch.training.facts import role_of
 from ranksearch.training.model import load_model
@@ -234,11 +233,3 @@ def test_checkpointing_of_a_model_that_cannot_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr("transformers.BertForSequenceClassification.supports_gradient_checkpointing", False)
     with pytest.raises(DataError, match="gradient_checkpointing"):
         make_workbench(tmp_path, gradient_checkpointing=True)
-
-
-def test_a_task_that_cannot_be_trained_yet_is_refused(tmp_path: Path) -> None:
-    data = make_data()
-    bare = Split(data.train.ids, data.train.offsets, trained=np.ones(len(data.train.ids), dtype=bool))
-    generation = Prepared("generation", bare, bare, bare, labels=(), pad_id=0, max_length=20)
-    with pytest.raises(PlanError, match="generation"):
-        Workbench(save_model(tmp_path), generation)

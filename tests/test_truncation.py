@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -107,11 +108,11 @@ def test_dora_is_refused_by_name(tmp_path: Path) -> None:
         factors(layer)
 
 
-@pytest.mark.parametrize("use_rslora", [False, True])
+@pytest.mark.parametrize("changes", [{}, {"use_rslora": True}, {"method_parameters": {"mlp_rank_ratio": 0.5}}])
 def test_a_truncated_adapter_on_disk_measures_what_the_curve_says(
-    bench: Workbench, tmp_path: Path, use_rslora: bool
+    bench: Workbench, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    with AdapterRun(bench, make_config(r=8, use_rslora=use_rslora), seed=0, max_steps=30) as trained:
+    with AdapterRun(bench, make_config(r=8, **changes), seed=0, max_steps=30) as trained:
         trained.advance(30)
         trained.save(tmp_path / "whole")
         points = {(p.kind, p.r): p for p in truncation_curve(trained, [1, 3], "eval")}

@@ -114,6 +114,7 @@ TRIAL_COLUMNS: tuple[Column, ...] = (
     _of_config("weight_decay", "float64", "decoupled weight decay"),
     _of_config("batch_size", "int64", "training rows an optimizer step", unit="rows"),
     _of_config("warmup_steps", "int64", "steps of linear warm-up", unit="steps"),
+    _of_config("pcgrad", "bool", "conflicts between the tasks' gradients are projected out"),
     Column(
         "scaling",
         "float64",

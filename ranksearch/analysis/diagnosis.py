@@ -54,12 +54,15 @@ def diagnose(study: StudyRecord, trials: Sequence[TrialRecord]) -> tuple[Finding
 
 def learned_nothing(case: Case) -> Iterator[Finding]:
     """No run beats the guess of the most frequent class."""
-    classes = (case.study.data.get("parts", {}).get("eval") or {}).get("classes")
+    data = case.study.data
+    tasks = [facts.get("parts", {}).get("eval") or {} for facts in (data.get("tasks") or {"": data}).values()]
+    classes = [counts for part in tasks if isinstance(counts := part.get("classes"), dict) and counts]
     done = [*case.completed, *case.decisive]
     reached = [value for trial in done if (value := trial.value("eval/accuracy")) is not None]
-    if not isinstance(classes, dict) or not classes or not reached:
+    if len(classes) < len(tasks) or not reached:
         return
-    share = max(classes.values()) / sum(classes.values())
+    # Several tasks count alike in the accuracy, and each can be guessed.
+    share = sum(max(counts.values()) / sum(counts.values()) for counts in classes) / len(classes)
     if max(reached) <= share + 0.02:
         yield Finding(
             "learned_nothing",

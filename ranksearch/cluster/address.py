@@ -1,13 +1,25 @@
-"""Whether anything listens at a cluster's address, found out at once: Ray itself would try for minutes."""
+"""Whether a cluster's address is one, and whether anything listens there.
+
+Found out at once: Ray itself would try for minutes.
+"""
 
 from __future__ import annotations
 
 import socket
 from urllib.parse import urlsplit
 
-__all__ = ["knock"]
+__all__ = ["is_web", "knock"]
 
 _PORTS = {"http": 80, "https": 443}
+
+
+def is_web(address: str) -> bool:
+    """Whether it is HOST:PORT or the URL of a web server; Ray would import what stands before any other `://`."""
+    try:
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        return parts.scheme in _PORTS and bool(parts.hostname) and (parts.port or 1) > 0 and address != "auto"
+    except ValueError:
+        return False
 
 
 def knock(address: str) -> None:

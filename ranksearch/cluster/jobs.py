@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ranksearch import __version__
-from ranksearch.cluster.address import knock
+from ranksearch.cluster.address import is_web, knock
 from ranksearch.cluster.package import INPUTS, Package, write_package
 from ranksearch.errors import Fault, RankSearchError, SpecError, shown, without_login
 
@@ -84,12 +84,16 @@ class JobServer:
         address: Of its dashboard, such as http://head:8265.
 
     Raises:
+        SpecError: When it is no address of a web server.
         RankSearchError: When nothing answers there, or it refuses our token.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
         self.shown = without_login(self.address)
+        if not is_web(address):
+            rule = "the address must be that of the head's dashboard"
+            raise SpecError(Fault(rule, shown(address), "--address", "Write for example http://127.0.0.1:8265."))
         try:
             knock(self.address)
         except ConnectionError as error:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranksearch.data.dataset import Dataset, Task, gather
+from ranksearch.data.join import join
 from ranksearch.data.prepared import Prepared
 from ranksearch.data.tokenise import tokenise
 from ranksearch.errors import DataError, Fault
@@ -14,7 +16,7 @@ from ranksearch.errors import DataError, Fault
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from ranksearch.spec import DataSpec
+    from ranksearch.spec import DataBlock, DataSpec, TaskSpec
 
 __all__ = ["Checked", "check_data"]
 
@@ -24,7 +26,7 @@ class Checked:
     """What became of a study's data."""
 
     dataset: Dataset | None
-    """The rows as text; None where there is a fault in the files."""
+    """The rows as text; None where there is a fault in the files, or several tasks."""
     prepared: Prepared | None
     """None where there is any fault, or no tokenizer."""
     faults: tuple[Fault, ...]
@@ -47,6 +49,37 @@ def check_data(
     Raises:
         StoreError: When the asset cache can't be written.
     """
+    if spec.tasks is not None:
+        return _check_tasks(spec.tasks, task, base_dir, tokenizer, seed)
+    return _check_block(spec, task, base_dir, tokenizer, seed)
+
+
+def _check_tasks(
+    tasks: Mapping[str, TaskSpec],
+    task: Task,
+    base_dir: Path,
+    tokenizer: PreTrainedTokenizerBase | None,
+    seed: int,
+) -> Checked:
+    found = {name: _check_block(block, task, base_dir, tokenizer, seed) for name, block in tasks.items()}
+    faults = tuple(_of_task(name, fault) for name, checked in found.items() for fault in checked.faults)
+    notes = tuple(f"{name}: {note}" for name, checked in found.items() for note in checked.notes)
+    whole = {name: checked.prepared for name, checked in found.items() if checked.prepared is not None}
+    if faults or len(whole) < len(tasks):
+        return Checked(None, None, faults, notes)
+    return Checked(None, join({n: (p, tasks[n].weight) for n, p in whole.items()}), (), notes)
+
+
+def _of_task(name: str, fault: Fault) -> Fault:
+    """The fault with its place in the spec, or beside the task's name."""
+    place = fault.place
+    told = f"data.tasks.{name}.{place[5:]}" if place.startswith("data.") else f"task {name}: {place}"
+    return replace(fault, place=told)
+
+
+def _check_block(
+    spec: DataBlock, task: Task, base_dir: Path, tokenizer: PreTrainedTokenizerBase | None, seed: int
+) -> Checked:
     gathered = gather(spec, task, base_dir, seed)
     dataset = gathered.dataset
     if dataset is None or tokenizer is None:

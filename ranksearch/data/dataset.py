@@ -20,7 +20,7 @@ from ranksearch.data.table import Rows
 from ranksearch.errors import DataError, Fault, shown
 
 if TYPE_CHECKING:
-    from ranksearch.spec import DataSpec
+    from ranksearch.spec import DataBlock
 
 __all__ = ["Dataset", "Gathered", "Task", "gather", "load"]
 
@@ -55,11 +55,11 @@ class Gathered:
     notes: list[str] = field(default_factory=list)
 
 
-def load(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Dataset:
+def load(spec: DataBlock, task: Task, base_dir: Path, seed: int = 0) -> Dataset:
     """Reads, checks and splits the data that a spec names.
 
     Args:
-        spec: The data block.
+        spec: The data block of one task.
         task: Decides which columns are read.
         base_dir: Folder that relative paths are relative to: that of the spec.
         seed: Chooses the rows that are split off.
@@ -76,17 +76,13 @@ def load(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Dataset:
     return gathered.dataset
 
 
-def gather(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Gathered:
+def gather(spec: DataBlock, task: Task, base_dir: Path, seed: int = 0) -> Gathered:
     """Like `load`, but gives the faults instead of raising them, with the notes that were made on the way.
 
     Raises:
         StoreError: When the asset cache can't be written.
     """
     out = Gathered(None)
-    if spec.tasks is not None:
-        rule = "several tasks in one study can't be read yet: `tasks` must be null"
-        out.faults.append(Fault(rule, ", ".join(spec.tasks), "data.tasks", "Run a study for each task."))
-        return out
     columns = _columns(spec, task)
     read: dict[str, Selection] = {}
     for part in PARTS:
@@ -135,7 +131,7 @@ def gather(spec: DataSpec, task: Task, base_dir: Path, seed: int = 0) -> Gathere
     return out
 
 
-def _join(spec: DataSpec, task: Task, parts: dict[str, Rows], seed: int, facts: dict[str, Any], out: Gathered) -> None:
+def _join(spec: DataBlock, task: Task, parts: dict[str, Rows], seed: int, facts: dict[str, Any], out: Gathered) -> None:
     """Checks the parts against each other and splits off what is missing; changes `parts`, `facts` and `out`."""
     if task == "classification":
         out.faults += check_labels(parts)
@@ -179,7 +175,7 @@ def digest(rows: Rows) -> str:
     return total.hexdigest()
 
 
-def _columns(spec: DataSpec, task: Task) -> list[Column]:
+def _columns(spec: DataBlock, task: Task) -> list[Column]:
     if task == "classification":
         if isinstance(spec.text, str):
             texts = [Column("text", spec.text, "data.text")]
@@ -191,14 +187,17 @@ def _columns(spec: DataSpec, task: Task) -> list[Column]:
     return [Column("prompt", spec.prompt, "data.prompt"), Column("completion", spec.completion, "data.completion")]
 
 
-def _template(spec: DataSpec, base_dir: Path, faults: list[Fault]) -> str | None:
+def _template(spec: DataBlock, base_dir: Path, faults: list[Fault]) -> str | None:
     if spec.chat_template is None:
         return None
     path = base_dir / spec.chat_template
     try:
         if path.exists() and not path.is_file():
             raise OSError(errno.EINVAL, "it is no regular file")
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        if not text.strip():
+            raise ValueError("it is empty")
+        return text
     except (OSError, ValueError) as error:
         why = (
             error.strerror
@@ -209,10 +208,10 @@ def _template(spec: DataSpec, base_dir: Path, faults: list[Fault]) -> str | None
         )
         faults.append(
             Fault(
-                "`chat_template` must be a readable file",
+                "`chat_template` must be a readable file that holds one",
                 f"{shown(spec.chat_template)} ({why})",
                 "data.chat_template",
-                "Correct the path.",
+                "Correct the path or the file.",
             )
         )
     return None

@@ -201,6 +201,8 @@ def _render(
             )
         )
 
+    from jinja2 import TemplateSyntaxError
+
     def render(turns: Sequence[Turn], header: bool) -> str:
         conversation: Any = list(turns)
         return str(
@@ -209,6 +211,14 @@ def _render(
             )
         )
 
+    try:
+        render([{"role": "user", "content": "a"}], False)
+    except TemplateSyntaxError as error:
+        rule, remedy = "the chat template must be Jinja", "Correct it, or name another file in `data.chat_template`."
+        whose = "data.chat_template" if dataset.chat_template else "the tokenizer's chat template"
+        raise DataError(Fault(rule, f"line {error.lineno}: {error.message}", whose, remedy)) from error
+    except Exception:  # what it says of a chat that isn't the user's is of no interest
+        pass
     flawed: dict[File, list[Flawed]] = defaultdict(list)
     of: dict[File, int] = defaultdict(int)
     chats: dict[str, list[Chat]] = {}
@@ -228,11 +238,20 @@ def _render(
         parts[part] = rows.take(usable)
     faults: list[Fault] = []
     facts["left_out"] = []
+    unused: list[str] = []
     for file, found in flawed.items():
         more, told, left_out = tell_flawed(file, found, of[file], dataset.bad_rows)
         faults += more
-        notes += told
+        unused += told
         facts["left_out"] += left_out
+    notes += unused
+    if faults:
+        raise DataError(faults)
+    for part in PARTS:
+        if not len(parts[part]):
+            rule, remedy = f"{part} must keep at least one chat", "Correct the rows, or give others."
+            place = dataset.parts[part].files[0].name
+            faults.append(Fault(rule, f"none of {len(dataset.parts[part])}: {'; '.join(unused)}", place, remedy))
     if faults:
         raise DataError(faults)
     if joined := sum(chat.joined for found in chats.values() for chat in found):

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +21,9 @@ from ranksearch.errors import StoreError
 
 __all__ = ["Prepared", "Split"]
 
-_OPTIONAL = ("token_type_ids", "labels", "trained", "target_bytes", "whole")
+_BY_TOKEN = ("token_type_ids", "trained")
+_BY_ROW = ("labels", "target_bytes", "whole", "task")
+_OPTIONAL = (*_BY_TOKEN, *_BY_ROW)
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,9 @@ class Split:
     """Generation: UTF-8 bytes of the text that a row's trained tokens stand for, special ones aside; shape (rows,)."""
     whole: npt.NDArray[np.bool_] | None = None
     """Generation: whether none of the row's trained tokens was cut off; shape (rows,)."""
+
+    task: npt.NDArray[np.int64] | None = None
+    """Of several tasks: index into `Prepared.tasks`; shape (rows,)."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -65,6 +71,35 @@ class Split:
     def row(self, index: int) -> npt.NDArray[np.int32]:
         """The token ids of one row."""
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Split:
+        """Some of the rows, in the order given."""
+        offsets = np.concatenate([[0], np.cumsum(self.lengths[rows])]).astype(np.int64)
+        tokens = np.arange(offsets[-1]) + np.repeat(self.offsets[rows] - offsets[:-1], self.lengths[rows])
+        given = {name: array for name in _OPTIONAL if (array := getattr(self, name)) is not None}
+        taken = {name: array[tokens if name in _BY_TOKEN else rows] for name, array in given.items()}
+        return Split(self.ids[tokens], offsets, **taken)
+
+    @classmethod
+    def joined(cls, splits: Sequence[Split]) -> Split:
+        """All rows of several, one after the other; token types are 0 where only others have them.
+
+        Raises:
+            ValueError: When only some have an array that rows can't do without.
+        """
+        arrays: dict[str, npt.NDArray[Any]] = {}
+        for name in _OPTIONAL:
+            found = [getattr(split, name) for split in splits]
+            if all(array is None for array in found):
+                continue
+            if name == "token_type_ids":
+                found = [np.zeros(len(s.ids), np.int8) if a is None else a for s, a in zip(splits, found, strict=True)]
+            if any(array is None for array in found):
+                raise ValueError(f"rows with and without {name} can't be joined")
+            arrays[name] = np.concatenate(found)
+        lengths = np.concatenate([split.lengths for split in splits])
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return cls(np.concatenate([split.ids for split in splits]), offsets, **arrays)
 
     def span(self, index: int) -> slice:
         """Where the row's tokens stand in `ids`, `token_type_ids` and `trained`."""
@@ -91,6 +126,10 @@ class Prepared:
     """For the user: whole sentences, in the order in which things were found."""
     ends: tuple[int, ...] = ()
     """Generation: tokens that end what the model says."""
+    tasks: tuple[str, ...] = ()
+    """Names of several tasks in the order of their numbers; empty for one."""
+    weights: tuple[float, ...] = ()
+    """Factor on each task's loss."""
 
     def save(self, folder: Path) -> None:
         """Writes `prepared.npz` and `prepared.json`; a reader sees both, or what was there before.
@@ -104,7 +143,8 @@ class Prepared:
             for name in ("ids", "offsets", *_OPTIONAL)
             if (array := getattr(getattr(self, part), name)) is not None
         }
-        meta = {n: getattr(self, n) for n in ("task", "labels", "pad_id", "max_length", "facts", "notes", "ends")}
+        names = ("task", "labels", "pad_id", "max_length", "facts", "notes", "ends", "tasks", "weights")
+        meta = {name: getattr(self, name) for name in names}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=folder, suffix=".partial", delete=False) as stream:
@@ -137,14 +177,16 @@ class Prepared:
                     part: Split(**{name: arrays.get(f"{part}.{name}") for name in ("ids", "offsets", *_OPTIONAL)})
                     for part in ("train", "eval", "test")
                 }
-        except (OSError, ValueError, KeyError) as error:
+            # What is asked for with a default came later than the first files.
+            return cls(
+                meta["task"], splits["train"], splits["eval"], splits["test"], tuple(meta["labels"]), meta["pad_id"],
+                meta["max_length"], meta["facts"], tuple(meta["notes"]), tuple(meta.get("ends", ())),
+                tuple(meta.get("tasks", ())), tuple(meta.get("weights", ())),
+            )  # fmt: skip
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(
                 f"tokenised data must be whole, but got: {error} ({folder}). Remove the folder; it is made again."
             ) from error
-        return cls(
-            meta["task"], splits["train"], splits["eval"], splits["test"], tuple(meta["labels"]), meta["pad_id"],
-            meta["max_length"], meta["facts"], tuple(meta["notes"]), tuple(meta["ends"]),
-        )  # fmt: skip
 
 
 def _sha256(path: Path) -> str:

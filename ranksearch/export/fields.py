@@ -188,6 +188,7 @@ FIELDS: dict[str, Field] = {
             for group in ("bottom", "middle", "top")
         ),
         Field("head_lr_ratio", "rates", neutral=1),
+        Field("pcgrad", "training", neutral=False),
         Field(
             "loraplus_lr_ratio", "rates", neutral=1,
             names={

@@ -94,8 +94,11 @@ def value_faults(
     out: dict[str, str] = {}
     if values.get("task") == "classification" and not classifies:
         out["task"] = "it trains on the loss of tokens only; `--to transformers` and `--to python` train classifiers"
-    if source.study is not None and values.get("task") == "classification" and source.study.spec["data"].get("tasks"):
+    tasks = (source.study.spec["data"].get("tasks") if source.study is not None else None) or {}
+    if tasks and values.get("task") == "classification":
         out["task"] = "one head for each of several tasks; only ranksearch trains those at once"
+    elif any(own.get("weight", 1) != 1 for own in tasks.values()):
+        out["task"] = "weights of several tasks; only ranksearch multiplies their losses"
     if values.get("method", "lora") not in methods:
         out["method"] = f"it has {', '.join(methods)}"
     if whole_alpha and "lora_alpha" in values and not float(values["lora_alpha"]).is_integer():
@@ -134,12 +137,18 @@ def precision_flags(values: Mapping[str, Any]) -> tuple[dict[str, bool], list[st
     return {"bf16": precision in ("auto", "bf16"), "fp16": precision == "fp16"}, notes
 
 
-def unknown(source: Source, *names: str) -> list[str]:
-    """What the source leaves to the reader, as a sentence."""
+def unknown(source: Source, *names: str, assets: bool = False) -> list[str]:
+    """What the source leaves to the reader, as a sentence.
+
+    Args:
+        source: What is exported.
+        names: Fields that the target has.
+        assets: Whether the target knows models by our own names too.
+    """
     missing = [n for n in names if n not in source.values and n not in source.lost]
     asset = str(source.values.get("model", ""))
     told = [f"Not known, so not set: {', '.join(missing)}."] if missing else []
-    if asset.startswith("asset:") and source.base_model() is None:
+    if not assets and asset.startswith("asset:") and source.base_model() is None:
         told.append(f"Not set: the model. {asset} is ranksearch's own name; give the folder or hub id that you use.")
     return told
 

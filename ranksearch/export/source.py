@@ -137,7 +137,7 @@ def study_source(store: Store, name: str) -> Source:
     why = decision.get("why") or "no run with a fresh seed gave a value; the best search run is taken."
     return Source(
         title=(
-            f"Study {name} ({study.study_id[:8]}): {study.spec['task']} on {study.spec['data']['train']}, "
+            f"Study {name} ({study.study_id[:8]}): {study.spec['task']} on {study.trained_on()}, "
             f"model {study.model.source}."
         ),
         decision=_line(f"{status.capitalize()}: {why}"),

@@ -25,6 +25,7 @@ from ranksearch.errors import ExportError, Fault, StoreError
 from ranksearch.export import targets
 from ranksearch.export.fields import lost
 from ranksearch.export.source import Source
+from ranksearch.methods import METHODS
 
 __all__ = ["Exported", "export", "known_targets"]
 
@@ -80,7 +81,8 @@ def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> 
 
     Raises:
         ExportError: When there is no such target, the folder holds something, or the target can't express the
-            configuration; every field of that kind is named. Nothing is written then.
+            configuration (a method without an adapter is never a loss to allow); every field of that kind is named.
+            Nothing is written then.
         StoreError: When the folder can't be written.
     """
     if target not in _targets():
@@ -101,7 +103,11 @@ def export(source: Source, target: str, out: Path, allow_loss: bool = False) -> 
     reasons = dict.fromkeys(gone, "it has no such field") | dict(chosen.refuses(source))
     gone |= {name: source.values.get(name) for name in reasons if name not in gone}
     told = {name: f"{name}={json.dumps(value)} ({reasons[name]})" for name, value in gone.items()}
-    remedy = "Allow the loss to export the rest, or search with this field fixed at a value that the target has."
+    remedy = "Allow the loss (--allow-loss) to export the rest, or search with this field fixed at a value that it has."
+    method = METHODS.get(source.values.get("method", ""))
+    if "method" in gone and method is not None and not method.ranked:
+        # What is left is an adapter's configuration, and one of a rank that nobody compared.
+        allow_loss, remedy = False, "There is no adapter here to write a configuration of. Write --to spec."
     faults = [
         Fault(f"{target} must be able to express `{name}`", text, source.title, remedy)
         for name, text in told.items()

@@ -176,7 +176,8 @@ def _comparable(study: StudyRecord) -> str:
     parts = sorted((part, facts["sha256"]) for part, facts in data["parts"].items())
     budget = spec["budget"]
     fixed = [study.model.source, spec["objective"]["metric"], budget["min_steps"], budget["max_steps"]]
-    return repr((parts, fixed, budget["reduction_factor"]))
+    weights = [(name, facts.get("weight")) for name, facts in data.get("tasks", {}).items()]
+    return repr((parts, fixed, budget["reduction_factor"], weights))
 
 
 def _merged(group: Sequence[tuple[StudyRecord, list[TrialRecord]]], source: str) -> Recording:

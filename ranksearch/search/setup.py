@@ -88,6 +88,9 @@ def comparable(spec: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, An
     for part, facts in sorted(data["parts"].items()):
         out[f"data.{part} (its rows)"] = facts["sha256"]
     out["data.max_length"] = data["max_length"]["tokens"]
+    for name, facts in data.get("tasks", {}).items():
+        out[f"data.tasks.{name}.weight"] = facts["weight"]
+        out[f"data.tasks.{name}.max_length"] = facts["max_length"]["tokens"]
     return out
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -27,6 +28,7 @@ from ranksearch.training.failures import Diverged, memory_guard
 from ranksearch.training.groups import make_optimizer, schedule
 from ranksearch.training.heads import head_trainables
 from ranksearch.training.order import DataOrder, derived_seed
+from ranksearch.training.pcgrad import project
 from ranksearch.training.watch import Watch, clip
 from ranksearch.training.workbench import Workbench
 
@@ -226,10 +228,10 @@ class AdapterRun:
         for group in self._optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
         weight = bench.task.weight(part, rows)
-        for some in np.array_split(rows, min(bench.gradient_accumulation, len(rows))):
-            loss = bench.task.loss(self.model, part, part.batch(some)) / weight
-            self._scaler.scale(loss).backward()
-            self._since.loss += loss.detach()
+        if config.pcgrad:
+            self._backward_by_task(rows, weight)
+        else:
+            self._backward(rows, weight)
         penalty = method.penalty()
         if penalty is not None:
             self._scaler.scale(penalty).backward()
@@ -244,6 +246,36 @@ class AdapterRun:
         self._add(steps=1, samples=len(rows), tokens=int(part.lengths[rows].sum()))
         if method.evaluates(self.step):
             method.after_evaluation(self.evaluate("eval"))
+
+    def _backward(self, rows: npt.NDArray[np.int64], weight: float) -> None:
+        """Adds the gradients of the rows' summed loss over a weight, in as many parts as the workbench says."""
+        bench, part = self._bench, self._bench.parts["train"]
+        for some in np.array_split(rows, min(bench.gradient_accumulation, len(rows))):
+            loss = bench.task.loss(self.model, part, part.batch(some)) / weight
+            self._scaler.scale(loss).backward()
+            self._since.loss += loss.detach()
+
+    def _backward_by_task(self, rows: npt.NDArray[np.int64], weight: float) -> None:
+        """The same task by task, with what conflicts between their gradients of the adapter taken out.
+
+        Heads keep the plain sum: each task has its own outputs there.
+        """
+        task = self._bench.parts["train"].split.task
+        if task is None:
+            raise ValueError("`pcgrad` needs several tasks")
+        shared = [t.parameter for t in self._trainables if t.part != "head"]
+        found: list[list[torch.Tensor | None]] = []
+        for k in np.unique(task[rows]):
+            self._backward(rows[task[rows] == k], weight)
+            found.append([p.grad for p in shared])
+            for parameter in shared:
+                parameter.grad = None
+        # What the method freezes in this step has no gradient, and must not get one of 0: momentum would move it.
+        moved = [i for i, of_tasks in enumerate(zip(*found, strict=True)) if any(g is not None for g in of_tasks)]
+        gradients = [[torch.zeros_like(shared[i]) if (g := own[i]) is None else g for i in moved] for own in found]
+        projected = project(gradients, derived_seed(self.seed, "pcgrad", self.step)) if moved else []
+        for i, gradient in zip(moved, projected, strict=True):
+            shared[i].grad = gradient
 
     def _update(self) -> bool:
         """The optimizer's step; False where fp16 overflowed and it was left out."""

@@ -41,6 +41,7 @@ class Part:
     def __init__(self, split: Split, pad_id: int, device: torch.device) -> None:
         self.lengths: npt.NDArray[np.int64] = split.lengths
         self.labels = None if split.labels is None else torch.from_numpy(split.labels).to(device)
+        self.task = None if split.task is None else torch.from_numpy(split.task).to(device)
         self.split = split
         self._pad_id = pad_id
         self._device = device
@@ -51,6 +52,10 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.lengths)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Part:
+        """Some of the rows."""
+        return Part(self.split.take(rows), self._pad_id, self._device)
 
     def batch(self, rows: npt.NDArray[np.int64]) -> Batch:
         """The rows as a batch. The attention mask is left out where nothing is padded."""

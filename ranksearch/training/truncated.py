@@ -50,7 +50,8 @@ def truncate_saved(
         workbench: Base model and data that it was trained on.
         folder: What `AdapterRun.save` wrote.
         out: Folder for the smaller one.
-        ranks: One rank for every layer (a layer that has fewer keeps what it has), or each layer's by its full name.
+        ranks: One rank for every layer (one that was trained at a share of r gets that share of it), or each layer's by
+            its full name.
         part: Rows to measure on.
 
     Raises:
@@ -62,10 +63,13 @@ def truncate_saved(
     layers = {n: m for n, m in model.get_base_model().named_modules() if isinstance(m, LoraLayer)}
     old: LoraConfig = model.peft_config["default"]
     had = {name: layer.r["default"] for name, layer in layers.items()}
-    wanted = {n: min(ranks, had[n]) for n in layers} if isinstance(ranks, int) else {n: ranks[n] for n in layers}
-    if isinstance(ranks, int) and not 1 <= ranks < max(had.values()):
+    if isinstance(ranks, int):
+        wanted = {name: max(1, round(ranks * r / old.r)) for name, r in had.items()}
+    else:
+        wanted = {name: ranks[name] for name in layers}
+    if isinstance(ranks, int) and not 1 <= ranks < old.r:
         rule = "a truncated rank must be at least 1 and below the adapter's own"
-        got = f"{ranks}, the adapter has {max(had.values())}"
+        got = f"{ranks}, the adapter has {old.r}"
         raise SpecError(Fault(rule, got, str(folder), "Give a smaller rank."))
     kept = {name: k for name, k in wanted.items() if k}
     counts = list(kept.values())

@@ -239,13 +239,12 @@ def clock_jumps(study: Running) -> None:
 
 
 def several(study: Running) -> None:
-    """One after another: a second driver, a worker killed, MLflow killed, PostgreSQL restarted, the driver killed"""
-    second_driver(study)
+    """One after another: a worker killed, the driver killed, MLflow killed while PostgreSQL is restarted"""
     worker_killed(study)
+    driver_killed(study)
     study.services.kill("mlflow")
     postgres_restarted(study)
     study.services.start("mlflow")
-    driver_killed(study)
     study.services.wait("mlflow")
 
 

@@ -91,7 +91,7 @@ def _shared(study: StudyRecord) -> dict[str, Any]:
         "model_parameters": study.model.parameters,
         "model_parameters_from": "counted",
         "task": study.spec["task"],
-        "dataset": study.spec["data"]["train"],
+        "dataset": study.trained_on(),
         "examples": _of_train(study.data, "rows"),
         "tokens": _of_train(study.data, "tokens"),
         "tasks": len(tasks) if tasks else 1,

@@ -223,6 +223,15 @@ def _card(source: Source, study: StudyRecord, measured: list[str], config: dict[
             "",
             f"Configuration: {values}",
             *(
+                [
+                    "",
+                    "Several tasks share the adapter. Classes are named TASK/LABEL: of a text, compare the outputs of "
+                    "its own task only.",
+                ]
+                if classes and study.data.get("tasks")
+                else []
+            ),
+            *(
                 ["", f"Classes in the order of their numbers: {json.dumps(classes, ensure_ascii=False)}"]
                 if classes
                 else []

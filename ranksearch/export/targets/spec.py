@@ -43,6 +43,9 @@ def build(source: Source) -> dict[str, bytes]:
     written |= {n: v for n, v in asked.items() if n not in ("name", "space", "budget", "strategy", "sampler")}
     if study is None:
         written |= {n: values[n] for n in ("task", "model") if n in values}
+    elif study.spec["data"].get("tasks"):
+        # Each has a length of its own, and a null there says other than what stands beside the tasks.
+        written["data"]["tasks"] = study.spec["data"]["tasks"]
     elif "max_length" in values:
         written["data"] = asked["data"] | {"max_length": values["max_length"]}
     written |= {n: values[n] for n in ("precision", "gradient_accumulation", "gradient_checkpointing") if n in values}
@@ -57,7 +60,7 @@ def build(source: Source) -> dict[str, bytes]:
         notes.append("Not known, so not set: data. Name your files and columns.")
     else:
         notes.append("Relative paths are those of the study's own spec: put this file where that one lay.")
-    return {"spec.yaml": as_yaml(source, [*notes, *unknown(source, "model", "max_steps")], written)}
+    return {"spec.yaml": as_yaml(source, [*notes, *unknown(source, "model", "max_steps", assets=True)], written)}
 
 
 def _space(values: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is learned: how a batch's loss is summed, and which metrics a set of rows has. One file a task."""
+"""What is learned: how a batch's loss is summed, and which metrics a set of rows has. One file a kind of task."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from ranksearch.data import Prepared
 from ranksearch.training.batches import Batch, Part
 from ranksearch.training.tasks.classification import Classification
 from ranksearch.training.tasks.generation import Generation
+from ranksearch.training.tasks.multitask import BlockClassification, Multitask
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +27,8 @@ class Task(Protocol):
 
     peft_type: str
     """PEFT's name for it."""
+    row_loss: str
+    """Which of the scores is a row's loss in nats."""
 
     def batch_tokens(self, model: PreTrainedModel, device: torch.device) -> int:
         """Padded tokens of an evaluation's batch; on a CPU, larger ones fall out of the cache."""
@@ -53,10 +56,15 @@ class Task(Protocol):
 
 
 def task_of(data: Prepared, load_tokenizer: Callable[[], PreTrainedTokenizerBase]) -> Task:
-    """The data's task.
+    """The data's task, or its several tasks as one.
 
     Args:
         data: The tokenised data.
         load_tokenizer: Gives the model's tokenizer, where text is written.
     """
-    return Classification() if data.task == "classification" else Generation(data.ends, load_tokenizer)
+    one: Task
+    if data.task == "generation":
+        one = Generation(data.ends, load_tokenizer)
+    else:
+        one = BlockClassification(data.labels, data.tasks) if data.tasks else Classification()
+    return Multitask(one, data.tasks, data.weights) if data.tasks else one

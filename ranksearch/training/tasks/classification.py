@@ -19,6 +19,7 @@ class Classification:
     """One label for each row."""
 
     peft_type = "SEQ_CLS"
+    row_loss = "nll"
 
     def batch_tokens(self, model: PreTrainedModel, device: torch.device) -> int:
         """Padded tokens of an evaluation's batch."""
@@ -28,13 +29,18 @@ class Classification:
         """The number of rows."""
         return float(len(rows))
 
+    def logits(self, model: PreTrainedModel, part: Part, batch: Batch) -> torch.Tensor:
+        """What the softmax is over; (batch, classes) in float32."""
+        logits: torch.Tensor = model(**batch.inputs).logits
+        return logits.float()
+
     def loss(self, model: PreTrainedModel, part: Part, batch: Batch) -> torch.Tensor:
         """Cross-entropy in nats, summed over the rows."""
-        return F.cross_entropy(_logits(model, batch), _labels(part, batch), reduction="sum")
+        return F.cross_entropy(self.logits(model, part, batch), _labels(part, batch), reduction="sum")
 
     def score(self, model: PreTrainedModel, part: Part, batch: Batch) -> dict[str, torch.Tensor]:
         """Each row's loss in nats, its predicted and its true class."""
-        logits, labels = _logits(model, batch), _labels(part, batch)
+        logits, labels = self.logits(model, part, batch), _labels(part, batch)
         loss = F.cross_entropy(logits, labels, reduction="none")
         return {"nll": loss, "predicted": logits.argmax(-1), "label": labels}
 
@@ -57,11 +63,6 @@ class Classification:
     def written(self, model: PreTrainedModel, part: Part) -> dict[str, float]:
         """Nothing: no text is written."""
         return {}
-
-
-def _logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    logits: torch.Tensor = model(**batch.inputs).logits
-    return logits.float()
 
 
 def _labels(part: Part, batch: Batch) -> torch.Tensor:

@@ -41,6 +41,7 @@ class Generation:
     """
 
     peft_type = "CAUSAL_LM"
+    row_loss = "nats"
 
     def __init__(self, ends: tuple[int, ...], load_tokenizer: Callable[[], PreTrainedTokenizerBase]) -> None:
         self._ends = ends
