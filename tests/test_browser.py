@@ -23,7 +23,11 @@ from ranksearch.tracking import Tracker
 from tests.browser import MISSING, Browser, chromium
 from tests.made_records import decided, staged_trials
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(MISSING is not None, reason=str(MISSING))]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+]
 
 DRAWN = "document.documentElement.dataset.drawn"
 Study = tuple[StudyRecord, list[TrialRecord]]
@@ -180,15 +184,16 @@ def mlflow(made: Study, page: Path, tmp_path_factory: pytest.TempPathFactory) ->
     server = subprocess.Popen(command, cwd=home, stdout=log, stderr=log, start_new_session=True)
     try:
         base = f"http://127.0.0.1:{port}"
-        for _ in range(1500):
+        # Its imports alone take a minute where many processes wait for two cores.
+        end = time.monotonic() + 400
+        while True:
             assert server.poll() is None, (home / "server.log").read_text()
+            assert time.monotonic() < end, (home / "server.log").read_text()
             try:
                 urllib.request.urlopen(f"{base}/health", timeout=5).close()
                 break
             except OSError:
                 time.sleep(0.2)
-        else:
-            pytest.fail(f"the server did not start: {(home / 'server.log').read_text()}")
         yield lambda path: f"{base}/#/experiments/{where['experiment_id']}{path}".replace(
             "RUN", str(where["parent_run_id"])
         )
