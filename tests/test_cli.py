@@ -85,7 +85,7 @@ def test_a_home_that_can_not_be_made_is_the_machines_fault(tmp_path: Path) -> No
         ("model=" + "x" * 5000, "a model must be a folder, a hub id or an asset"),
         ("data.train=" + "x" * 5000, "a data file must exist"),
         ("data.train=pipe.csv", "a data file must be a file"),
-        ("data.chat_template=pipe.csv", "`chat_template` must be a readable file"),
+        ("data.chat_template=pipe.csv", "`chat_template` must be a readable file that holds one"),
     ],
 )
 def test_paths_that_no_file_can_have_or_that_have_no_end_are_faults(inputs: Path, change: str, rule: str) -> None:
