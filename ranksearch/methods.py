@@ -100,7 +100,7 @@ class MethodFacts:
     saved_rank: int = 1
     """Rank of the saved adapter over r."""
     step_cost: float = 1.0
-    """Time of a step over that of LoRA at the same rank: an estimate, from a small encoder on one core."""
+    """CPU time of a step over that of LoRA at the same rank, as measured on a small encoder (`reports/methods.md`)."""
     blocks: Callable[[Own], int] = lambda own: 0
     """Transformer blocks that the model must have at least."""
     _size: _Arithmetic = _plain
@@ -168,7 +168,7 @@ METHODS: Mapping[str, MethodFacts] = {
         MethodFacts(
             "dora",
             "LoRA on the direction of each weight, with a trained magnitude for each output (arXiv 2402.09353).",
-            step_cost=2.0,
+            step_cost=1.6,
             _size=_with_magnitude,
         ),
         MethodFacts(
@@ -200,7 +200,7 @@ METHODS: Mapping[str, MethodFacts] = {
                 "orth_reg_weight": Parameter("float", low=0, default=0.1),
             },
             ignores=frozenset({"use_rslora"}),
-            step_cost=1.6,
+            step_cost=1.35,
             _size=_three_factors,
             _widest=lambda r, own: first_rank(r, own["init_rank_ratio"]),
         ),
@@ -214,7 +214,7 @@ METHODS: Mapping[str, MethodFacts] = {
             },
             truncatable=True,
             saved="own",
-            step_cost=1.4,
+            step_cost=1.6,
             blocks=lambda own: 1,
             _size=_with_scales,
         ),
@@ -230,7 +230,7 @@ METHODS: Mapping[str, MethodFacts] = {
             ranked=False,
             mutates_base=True,
             saved="own",
-            step_cost=1.2,
+            step_cost=1.25,
             blocks=lambda own: int(own["lisa_blocks"]),
             _size=_base,
         ),
@@ -240,7 +240,7 @@ METHODS: Mapping[str, MethodFacts] = {
             "2210.07558; straight-through, arXiv 1308.3432).",
             parameters={"rank_cost": Parameter("float", low=0, default=0.01)},
             saved="own",
-            step_cost=1.2,
+            step_cost=1.05,
             _size=_with_controller,
         ),
         MethodFacts(
@@ -263,7 +263,6 @@ METHODS: Mapping[str, MethodFacts] = {
             "lora-fa",
             "LoRA with A frozen, and B's gradient corrected for it (arXiv 2308.03303).",
             truncatable=True,
-            step_cost=0.9,
             _size=_b_only,
         ),
         MethodFacts(

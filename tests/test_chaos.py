@@ -54,7 +54,7 @@ def test_a_driver_killed_five_times_ends_complete_with_nothing_trained_twice(tmp
     for kill in range(5):
         driver = start(folder, *(["--resume"] if kill else []))
         begun = len(finished(folder))
-        # Any moment after a trial of this session has ended, except for the first kill: it may come before any has.
+        # Any moment after a trial of this driver has ended, except for the first kill: it may come before any has.
         if kill:
             wait_for(lambda: len(finished(folder)) > begun or driver.poll() is not None)  # noqa: B023
         else:
