@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
 
 from ranksearch.comparisons import Floats, compare_with_best, dunnett_constant
 from ranksearch.errors import Fault, PlanError
+from ranksearch.verdict import MOST_SEEDS, CurvePoint, Decision, Direction, names, notes, why
 
 __all__ = [
     "ERROR",
@@ -41,68 +41,11 @@ _FIRST = 0.7
 """Share of ERROR that the first look spends: the least at which noise of a third of the tolerance is decided there in
 95 % of studies, ranks that tie included. Each later look spends a third of what is left."""
 
-MOST_SEEDS = 100
-"""Seeds in all up to which `Decision.more_seeds` is solved for: nobody trains a finalist more often."""
-
 HOPE = 2.0
 """Seeds are worth buying while the decision is estimated to need at most this multiple of the last look's: the estimate
 rests on a residual SD of few degrees of freedom, whose square is easily off by that much."""
 
-Direction = Literal["minimize", "maximize"]
 Values = Mapping[int, Mapping[int, float | None]]
-
-
-class CurvePoint(BaseModel):
-    """One rank of the guarantee curve."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    r: int
-    mean: float
-    """Mean of the metric over the seeds, in its own unit and sense."""
-    loss: float
-    """How much worse the mean is than the best mean, at least 0, in the metric's unit."""
-    upper_bound: float | None
-    """What the true loss stays below, all ranks together, but for the error of this look; None without an interval."""
-    trainable_parameters: int | None = None
-
-
-class Decision(BaseModel):
-    """The smallest sufficient rank, or that the data can't tell, with the numbers behind it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    metric: str
-    direction: Direction
-    tolerance: float
-    """The loss against the best rank that the user accepts, in the metric's unit."""
-    status: Literal["decided", "undecided"]
-    best_r: int
-    """The rank with the best mean (the smaller adapter of equals)."""
-    chosen_r: int | None
-    """The smallest rank whose upper bound is at most the tolerance; None when undecided."""
-    guess_r: int
-    """The smallest rank whose mean loss is at most the tolerance, without guarantee. Where it is below `chosen_r`,
-    only more seeds could show that it suffices too."""
-    seeds: int
-    """Seeds that all compared ranks have, and that the numbers are over; 0 when there is none (see `why`)."""
-    residual_sd: float | None
-    """Pooled standard deviation of what rank and seed don't explain, in the metric's unit; None without an interval."""
-    degrees_of_freedom: int | None
-    """(ranks - 1) (seeds - 1)."""
-    constant: float | None
-    """The one-sided Dunnett constant in use."""
-    error: float
-    """Error that this look may spend: the chance that any of the upper bounds fails."""
-    more_seeds: int | None
-    """Further seeds after which some rank would be decided if means and residual SD stayed as they are: good to a
-    factor of about 2. 0 when decided; None when none up to MOST_SEEDS in all would do, or without an interval."""
-    why: str
-    curve: tuple[CurvePoint, ...]
-    """One point a rank, smallest adapter first."""
-    left_out: tuple[str, ...] = ()
-    """A sentence for each rank and seed that is not in the comparison."""
-    notes: tuple[str, ...] = ()
 
 
 def looks(seeds: int, max_seeds: int) -> tuple[int, ...]:
@@ -234,7 +177,7 @@ def decide(
         faults.append(
             Fault(
                 "Every rank must have its trainable parameters",
-                f"none for {_names(lacking)}",
+                f"none for {names(lacking)}",
                 "decision",
                 "Count them for each rank, or leave the order to the ranks.",
             )
@@ -291,7 +234,7 @@ def decide(
         curve=curve,
         left_out=table.left_out,
     )
-    return decision.model_copy(update={"why": _why(decision, table.tried, looks), "notes": _notes(decision, largest_r)})
+    return decision.model_copy(update={"why": why(decision, table.tried, looks), "notes": notes(decision, largest_r)})
 
 
 def seeds_to_certify(decision: Decision, r: int, looks: Sequence[int]) -> int | None:
@@ -336,7 +279,7 @@ def _value_faults(values: Values, direction: Direction) -> list[Fault]:
         faults.append(
             Fault(
                 "At least one rank must have a value",
-                f"none for {_names(sorted(values)) or 'any'}",
+                f"none for {names(sorted(values)) or 'any'}",
                 "decision",
                 "See why the runs failed, and run them again.",
             )
@@ -360,7 +303,7 @@ def _table(values: Values, direction: Direction, trainable_parameters: Mapping[i
     for seed in tried:
         if seed not in seeds:
             lacking = [r for r in ranks if seed not in cells[r]]
-            left_out.append(f"Seed {seed} is left out: no value with it at {_names(lacking)}.")
+            left_out.append(f"Seed {seed} is left out: no value with it at {names(lacking)}.")
     losses = np.array([[cells[r][s] for s in seeds] for r in ranks], dtype=np.float64)
     means = losses.mean(axis=1) if seeds else np.array([np.mean(list(cells[r].values())) for r in ranks])
     return _Table(ranks, seeds, len(tried), losses, means, tuple(left_out))
@@ -383,77 +326,3 @@ def _more_seeds(room: float, residual_sd: float, ranks: int, seeds: int, looks: 
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high - seeds
-
-
-def _why(decision: Decision, tried: int, looks: Sequence[int]) -> str:
-    points = {point.r: point for point in decision.curve}
-    best, guess = points[decision.best_r], points[decision.guess_r]
-    tolerance, metric = _number(decision.tolerance), decision.metric
-    if len(points) == 1:
-        return f"r={best.r} is the only rank with values: nothing to compare, and no interval."
-    if decision.seeds == 0:
-        return (
-            "Undecided: no seed has a value at every rank. The means are over different seeds, so they can't be "
-            f"compared closely; r={best.r} has the best."
-        )
-    by_means = (
-        f"By the means alone r={best.r} is the best, and no smaller rank is within {tolerance} of it."
-        if guess.r == best.r
-        else f"By the means alone r={guess.r} is the smallest rank within {tolerance} of the best, r={best.r}."
-    )
-    if decision.seeds == 1:
-        return (
-            "Undecided: one seed gives no interval, so nothing is known of the noise between ranks and seeds. "
-            f"{by_means}"
-        )
-    over = f"over {decision.seeds} seeds, error {100 * decision.error:.4g} % at this look"
-    if decision.chosen_r is not None:
-        chosen = points[decision.chosen_r]
-        mean = (
-            "its mean is the best"
-            if chosen.r == best.r
-            else f"its mean is {_number(chosen.loss)} worse than that of the best, r={best.r}"
-        )
-        text = (
-            f"r={chosen.r} is the smallest rank, of the {len(points)} compared, whose loss in {metric} is shown to be "
-            f"within {tolerance}: {mean}, and its true loss against the best of them is at most "
-            f"{_number(chosen.upper_bound)} ({over})."
-        )
-        return text if guess.r == chosen.r else f"{text} {by_means} Only more seeds could show that it suffices."
-    if best.upper_bound is not None and best.upper_bound <= decision.tolerance:
-        wait = f"the next look is at {tried + decision.more_seeds}" if decision.more_seeds else "no look is left"
-        return (
-            f"Undecided: {tried} seeds are not one of the looks ({', '.join(map(str, looks))}), and a decision there "
-            f"would add to the error; {wait}. {by_means}"
-        )
-    if decision.more_seeds is None:
-        ahead = f"no number of seeds up to {MOST_SEEDS} would decide"
-    else:
-        ahead = f"about {decision.more_seeds} more {'seed' if decision.more_seeds == 1 else 'seeds'} would decide"
-    return (
-        f"Undecided: no rank's loss in {metric} is shown to be within {tolerance}; the least bound is "
-        f"{_number(best.upper_bound)}, at r={best.r} ({over}). With the residual SD at {_number(decision.residual_sd)} "
-        f"{ahead}. {by_means}"
-    )
-
-
-def _notes(decision: Decision, largest_r: int | None) -> tuple[str, ...]:
-    notes = []
-    undecided = decision.chosen_r is None
-    if len(decision.curve) > 1 and largest_r == (decision.guess_r if undecided else decision.chosen_r):
-        short = "suffices by the means" if undecided else "is shown to suffice"
-        notes.append(
-            f"At the ceiling: widen r. r={largest_r} is the largest rank of the space, and no smaller one {short}."
-        )
-    largest = max(abs(point.mean) for point in decision.curve)
-    if decision.residual_sd is not None and decision.residual_sd <= 1e-12 * largest:
-        notes.append("The residual SD is 0: the seeds differ by nothing but a constant. Check that they are in use.")
-    return tuple(notes)
-
-
-def _names(ranks: Sequence[int]) -> str:
-    return ", ".join(f"r={r}" for r in ranks)
-
-
-def _number(value: float | None) -> str:
-    return "nothing" if value is None else f"{value:.3g}"

@@ -1,0 +1,159 @@
+"""What a decision is: its numbers as people script against them, and its sentences.
+
+Knows nothing of how the numbers come about, which is `decision`'s part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["MOST_SEEDS", "CurvePoint", "Decision", "Direction", "names", "notes", "why"]
+
+MOST_SEEDS = 100
+"""Seeds in all up to which `Decision.more_seeds` is solved for: nobody trains a finalist more often."""
+
+Direction = Literal["minimize", "maximize"]
+
+
+class CurvePoint(BaseModel):
+    """One rank of the guarantee curve."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    r: int
+    mean: float
+    """Mean of the metric over the seeds, in its own unit and sense."""
+    loss: float
+    """How much worse the mean is than the best mean, at least 0, in the metric's unit."""
+    upper_bound: float | None
+    """What the true loss stays below, all ranks together, but for the error of this look; None without an interval."""
+    trainable_parameters: int | None = None
+
+
+class Decision(BaseModel):
+    """The smallest sufficient rank, or that the data can't tell, with the numbers behind it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    direction: Direction
+    tolerance: float
+    """The loss against the best rank that the user accepts, in the metric's unit."""
+    status: Literal["decided", "undecided"]
+    best_r: int
+    """The rank with the best mean (the smaller adapter of equals)."""
+    chosen_r: int | None
+    """The smallest rank whose upper bound is at most the tolerance; None when undecided."""
+    guess_r: int
+    """The smallest rank whose mean loss is at most the tolerance, without guarantee. Where it is below `chosen_r`,
+    only more seeds could show that it suffices too."""
+    seeds: int
+    """Seeds that all compared ranks have, and that the numbers are over; 0 when there is none (see `why`)."""
+    residual_sd: float | None
+    """Pooled standard deviation of what rank and seed don't explain, in the metric's unit; None without an interval."""
+    degrees_of_freedom: int | None
+    """(ranks - 1) (seeds - 1)."""
+    constant: float | None
+    """The one-sided Dunnett constant in use."""
+    error: float
+    """Error that this look may spend: the chance that any of the upper bounds fails."""
+    more_seeds: int | None
+    """Further seeds after which some rank would be decided if means and residual SD stayed as they are: good to a
+    factor of about 2. 0 when decided; None when none up to MOST_SEEDS in all would do, or without an interval."""
+    why: str
+    curve: tuple[CurvePoint, ...]
+    """One point a rank, smallest adapter first."""
+    left_out: tuple[str, ...] = ()
+    """A sentence for each rank and seed that is not in the comparison."""
+    notes: tuple[str, ...] = ()
+
+
+def why(decision: Decision, tried: int, looks: Sequence[int]) -> str:
+    """What was decided and by which numbers, or why nothing was.
+
+    Args:
+        decision: All of it but its sentences.
+        tried: Seeds that any rank was run with.
+        looks: Numbers of seeds at which the study may decide.
+    """
+    points = {point.r: point for point in decision.curve}
+    best, guess = points[decision.best_r], points[decision.guess_r]
+    tolerance, metric = _number(decision.tolerance), decision.metric
+    if len(points) == 1:
+        return f"r={best.r} is the only rank with values: nothing to compare, and no interval."
+    if decision.seeds == 0:
+        return (
+            "Undecided: no seed has a value at every rank. The means are over different seeds, so they can't be "
+            f"compared closely; r={best.r} has the best."
+        )
+    by_means = (
+        f"By the means alone r={best.r} is the best, and no smaller rank is within {tolerance} of it."
+        if guess.r == best.r
+        else f"By the means alone r={guess.r} is the smallest rank within {tolerance} of the best, r={best.r}."
+    )
+    if decision.seeds == 1:
+        return (
+            "Undecided: one seed gives no interval, so nothing is known of the noise between ranks and seeds. "
+            f"{by_means}"
+        )
+    over = f"over {decision.seeds} seeds, error {100 * decision.error:.4g} % at this look"
+    if decision.chosen_r is not None:
+        chosen = points[decision.chosen_r]
+        mean = (
+            "its mean is the best"
+            if chosen.r == best.r
+            else f"its mean is {_number(chosen.loss)} worse than that of the best, r={best.r}"
+        )
+        text = (
+            f"r={chosen.r} is the smallest rank, of the {len(points)} compared, whose loss in {metric} is shown to be "
+            f"within {tolerance}: {mean}, and its true loss against the best of them is at most "
+            f"{_number(chosen.upper_bound)} ({over})."
+        )
+        return text if guess.r == chosen.r else f"{text} {by_means} Only more seeds could show that it suffices."
+    if best.upper_bound is not None and best.upper_bound <= decision.tolerance:
+        wait = f"the next look is at {tried + decision.more_seeds}" if decision.more_seeds else "no look is left"
+        return (
+            f"Undecided: {tried} seeds are not one of the looks ({', '.join(map(str, looks))}), and a decision there "
+            f"would add to the error; {wait}. {by_means}"
+        )
+    if decision.more_seeds is None:
+        ahead = f"no number of seeds up to {MOST_SEEDS} would decide"
+    else:
+        ahead = f"about {decision.more_seeds} more {'seed' if decision.more_seeds == 1 else 'seeds'} would decide"
+    return (
+        f"Undecided: no rank's loss in {metric} is shown to be within {tolerance}; the least bound is "
+        f"{_number(best.upper_bound)}, at r={best.r} ({over}). With the residual SD at {_number(decision.residual_sd)} "
+        f"{ahead}. {by_means}"
+    )
+
+
+def notes(decision: Decision, largest_r: int | None) -> tuple[str, ...]:
+    """What to bear in mind: an answer at the ceiling, seeds that change nothing.
+
+    Args:
+        decision: All of it but its sentences.
+        largest_r: The largest rank of the space.
+    """
+    found = []
+    undecided = decision.chosen_r is None
+    if len(decision.curve) > 1 and largest_r == (decision.guess_r if undecided else decision.chosen_r):
+        short = "suffices by the means" if undecided else "is shown to suffice"
+        found.append(
+            f"At the ceiling: widen r. r={largest_r} is the largest rank of the space, and no smaller one {short}."
+        )
+    largest = max(abs(point.mean) for point in decision.curve)
+    if decision.residual_sd is not None and decision.residual_sd <= 1e-12 * largest:
+        found.append("The residual SD is 0: the seeds differ by nothing but a constant. Check that they are in use.")
+    return tuple(found)
+
+
+def names(ranks: Sequence[int]) -> str:
+    """Ranks as a sentence names them."""
+    return ", ".join(f"r={r}" for r in ranks)
+
+
+def _number(value: float | None) -> str:
+    return "nothing" if value is None else f"{value:.3g}"
