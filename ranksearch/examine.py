@@ -7,17 +7,16 @@ asked here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ranksearch.blocks import block_rules, examine_blocks
 from ranksearch.errors import Fault, SpecError, shown, without_login
 from ranksearch.sections import examine_section
-from ranksearch.several import TASK_PATTERN
 from ranksearch.space import Fixed, LogRange, Space, UniformRange, read_space
-from ranksearch.spec import METRICS, MOST, SECTIONS, DataSpec, ModelSpec, Spec, TaskSpec
+from ranksearch.spec import METRICS, MOST, SECTIONS, DataSpec, ModelSpec, Spec
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
 __all__ = ["Examination", "examine_spec", "examine_values", "load_spec", "own_code_faults"]
@@ -128,12 +127,12 @@ def examine_values(raw: Mapping[str, Any], *, source: str, base_dir: Path) -> Ex
             )
         else:
             sections[name] = {n: f.default for n, f in cls.model_fields.items() if not f.is_required()}
-    blocks, tasks, more = _examine_blocks(raw.get("data"), sections.get("data", {}))
+    blocks, tasks, more = examine_blocks(raw.get("data"), sections.get("data", {}))
     faults += more
     space, space_faults = (None, []) if "space" not in raw else read_space(raw["space"], tasks=tasks)
     faults += space_faults
     for place, block in blocks.items():
-        faults += _block_rules(place, block, values.get("task"))
+        faults += block_rules(place, block, values.get("task"))
     faults += _cross_rules(raw, values, sections, space)
     data = None
     if "data" in raw and isinstance(raw["data"], Mapping):
@@ -215,77 +214,6 @@ def _override(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     if faults:
         raise SpecError(faults)
     return out
-
-
-def _examine_blocks(raw: object, data: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], int | None, list[Fault]]:
-    """Checks what each task's block says, or that there is one task.
-
-    Args:
-        raw: The data section as written.
-        data: Its sound values.
-
-    Returns:
-        The sound values of each block, those beside `tasks` filled in, by its place; the number of tasks, None where
-        something in `tasks` is wrong; and the faults.
-    """
-    if not isinstance(raw, Mapping):
-        return {}, 1, []
-    shared = {name: value for name, value in data.items() if name != "tasks"}
-    named = raw.get("tasks")
-    if named is None:
-        blocks, faults = {"data": shared}, list[Fault]()
-    elif not isinstance(named, Mapping) or len(named) < 2:
-        rule = "`tasks` must be a mapping of two or more names, each with its own data block"
-        remedy = "Name another task, or write the keys of the one below `data`."
-        return {}, None, [Fault(rule, shown(named), "data.tasks", remedy)]
-    else:
-        blocks, faults = {}, []
-        for name, own in named.items():
-            place = f"data.tasks.{shown(name)[1:-1] if isinstance(name, str) else name}"
-            if not isinstance(name, str) or re.fullmatch(TASK_PATTERN, name) is None:
-                rule = "a task's name must be 1 to 40 letters, digits, _ and -"
-                faults.append(Fault(rule, shown(name), place, "Rename it; quote a number."))
-            if not isinstance(own, Mapping):
-                remedy = "Write its keys below it; {} where those beside `tasks` say all."
-                faults.append(Fault("a task must be a mapping of keys", shown(own), place, remedy))
-                continue
-            values, more = examine_section(TaskSpec, own, place)
-            faults += more
-            blocks[place] = values | {k: v for k, v in shared.items() if k not in own}
-    sound = not faults
-    for place, block in blocks.items():
-        if "train" in block and block["train"] is None:
-            faults.append(Fault("`train` must be given", "nothing", f"{place}.train", "Add `train:`."))
-    return blocks, len(blocks) if sound else None, faults
-
-
-def _block_rules(place: str, data: Mapping[str, Any], task: str | None) -> list[Fault]:
-    """Rules that join several keys of one data block."""
-    faults = _one_role_each(data, task, place)
-    shares = [
-        n for n, f in (("eval", "eval_fraction"), ("test", "test_fraction")) if data.get(n, "") is None and f in data
-    ]
-    if shares:
-        total = sum(data[f"{n}_fraction"] for n in shares)
-        if total >= 1:
-            named = " + ".join(f"{place}.{n}_fraction" for n in shares)
-            rule = f"`{named} < 1` must hold, so that rows to train on remain"
-            faults.append(Fault(rule, f"{total:g}", named, "Lower them; 0.15 each is usual."))
-    return faults
-
-
-def _one_role_each(data: Mapping[str, Any], task: str | None, at: str) -> list[Fault]:
-    """A column that is asked for and answered with at once teaches nothing."""
-    roles = ("text", "label") if task == "classification" else ("prompt", "completion")
-    if task is None or data.get("messages") is not None or not all(role in data for role in roles):
-        return []
-    asked, answer = (data[role] for role in roles)
-    names = [*([asked] if isinstance(asked, str) else asked), answer]
-    if len(set(names)) == len(names):
-        return []
-    place = " and ".join(f"{at}.{role}" for role in roles)
-    rule = "the columns that are trained on must be different ones"
-    return [Fault(rule, ", ".join(map(shown, names)), place, "Name another column.")]
 
 
 def _one_kind_of_device(resources: Mapping[str, Any]) -> list[Fault]:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ranksearch.errors import SpecError
-from ranksearch.examine import examine_spec, load_spec
+from ranksearch.examine import examine_spec, examine_values, load_spec
 from ranksearch.spec import METRICS
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
@@ -278,3 +278,28 @@ def test_a_tolerance_as_wide_as_its_metric_is_refused(
 def test_labels_and_columns_of_a_wrong_form_are_told_with_the_right_one(tmp_path: Path) -> None:
     told = faults(tmp_path, resources={"labels": {"zone": 1}}, data={"train": "t.csv", "text": ["a", "b", "c"]})
     assert ["list of two for sentence pairs" in told[0], "both text" in told[1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("task", "data", "named"),
+    [
+        ("generation", {"text": "body", "label": "kind"}, ["data.text", "data.label"]),
+        ("classification", {"messages": "chat", "prompt": "ask"}, ["data.prompt", "data.messages"]),
+        ("generation", {"messages": "chat", "completion": "answer"}, ["data.completion"]),
+    ],
+)
+def test_keys_that_the_task_would_not_read_are_faults(
+    tmp_path: Path, task: str, data: dict[str, str], named: list[str]
+) -> None:
+    raw = {"name": "x", "task": task, "model": "m", "space": {"r": 4, "learning_rate": 1e-3}}
+    found = examine_values(raw | {"data": {"train": "a.csv"} | data}, source="x", base_dir=tmp_path)
+    told = [f.place for f in found.faults if "keys that it reads" in f.rule or "not both" in f.rule]
+    assert told == [f"x: {place}" for place in named]
+
+
+def test_a_spec_with_every_default_written_out_is_as_sound_as_without(tmp_path: Path) -> None:
+    raw = {"name": "x", "task": "generation", "model": "m", "space": {"r": 4, "learning_rate": 1e-3}}
+    block = {"train": "a.csv", "text": "text", "label": "label", "prompt": "prompt", "messages": None}
+    objective = {"metric": "eval/nll", "direction": "minimize", "tolerance": 0.1}
+    found = examine_values(raw | {"data": block, "objective": objective}, source="x", base_dir=tmp_path)
+    assert not found.faults
