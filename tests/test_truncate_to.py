@@ -10,6 +10,7 @@ import pytest
 from safetensors import safe_open
 
 from ranksearch.records import StudyRecord, TrialRecord
+from ranksearch.search.truncate import reopen
 from ranksearch.store import Store
 from tests.studies import Ran, ranksearch, write_inputs, write_spec
 
@@ -72,6 +73,13 @@ def test_what_can_not_be_truncated_is_refused_with_the_reason(done: Ran, tmp_pat
         ran = ranksearch(done.folder, "export", "tiny", *words, "--out", out)
         assert ran.code == 2 and told in ran.err, ran.text
         assert not Path(out).exists()
+
+
+def test_a_study_whose_strategy_draws_by_itself_is_opened_from_its_record(done: Ran) -> None:
+    study, _ = records(done.folder)
+    setup = reopen(study.model_copy(update={"spec": study.spec | {"strategy": "random", "sampler": "tpe"}}))
+    assert setup.spec.strategy == "random"
+    assert setup.prepared.facts["parts"]["eval"]["sha256"] == study.data["parts"]["eval"]["sha256"]
 
 
 def test_data_that_has_changed_since_is_refused(done: Ran, tmp_path: Path) -> None:

@@ -97,6 +97,9 @@ def reopen(study: StudyRecord) -> StudySetup:
     base = Path(study.base_dir or ".")
     # What precision came to was settled when the study began; measuring it again could differ.
     spec = study.spec | {"precision": study.precision}
+    if spec["strategy"] in ("grid", "random"):
+        # The record names the default sampler, which such a study doesn't use and a spec of one may not name.
+        spec["sampler"] = spec["strategy"]
     checked = check_examined(examine_values(spec, source=f"study {study.name}", base_dir=base))
     setup = checked.setup()
     before, now = comparable(spec, study.data), comparable(spec, setup.prepared.facts)
