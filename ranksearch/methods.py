@@ -159,8 +159,12 @@ METHODS: Mapping[str, MethodFacts] = {
             "lora",
             "Two factors beside each adapted layer, W + scaling * B A (arXiv 2106.09685).",
             parameters={
-                "mlp_rank_ratio": Parameter("float", low=0, low_open=True, high=1, default=1.0),
-                "l2_lambda": Parameter("float", low=0, default=0.0),
+                "mlp_rank_ratio": Parameter(
+                    "float", low=0, low_open=True, high=1, default=1.0, meaning="Rank of feed-forward layers over r."
+                ),
+                "l2_lambda": Parameter(
+                    "float", low=0, default=0.0, meaning="Weight in the loss of the sum of the squares of A and B."
+                ),
             },
             truncatable=True,
             _size=_patterned,
@@ -194,10 +198,33 @@ METHODS: Mapping[str, MethodFacts] = {
             "adalora",
             "Three factors whose singular values are pruned, so that layers end at different ranks (arXiv 2303.10512).",
             parameters={
-                "init_rank_ratio": Parameter("float", low=1, low_open=True, high=8, default=1.5),
-                "warm_share": Parameter("float", low=0, high=0.5, high_open=True, default=0.1),
-                "final_share": Parameter("float", low=0, high=0.5, high_open=True, default=0.3),
-                "orth_reg_weight": Parameter("float", low=0, default=0.1),
+                "init_rank_ratio": Parameter(
+                    "float",
+                    low=1,
+                    low_open=True,
+                    high=8,
+                    default=1.5,
+                    meaning="Rank at the start over r, which the layers end with on average.",
+                ),
+                "warm_share": Parameter(
+                    "float",
+                    low=0,
+                    high=0.5,
+                    high_open=True,
+                    default=0.1,
+                    meaning="Share of the steps before pruning begins.",
+                ),
+                "final_share": Parameter(
+                    "float",
+                    low=0,
+                    high=0.5,
+                    high_open=True,
+                    default=0.3,
+                    meaning="Share of the steps after pruning has ended.",
+                ),
+                "orth_reg_weight": Parameter(
+                    "float", low=0, default=0.1, meaning="Weight of the penalty that keeps the factors orthogonal."
+                ),
             },
             ignores=frozenset({"use_rslora"}),
             step_cost=1.35,
@@ -207,10 +234,18 @@ METHODS: Mapping[str, MethodFacts] = {
         MethodFacts(
             "layer-scale",
             "LoRA with a learned scale on each block's output that starts at the spectral norm of its weights; the "
-            "thirds of the depth are trained in turn, until they stop gaining (the source documents' LISA).",
+            "thirds of the depth are trained in turn, until they stop gaining (some call it LISA).",
             parameters={
-                "turn_steps": Parameter("int", low=1, high=_STEPS, default=15),
-                "patience": Parameter("int", low=1, high=_STEPS, default=3),
+                "turn_steps": Parameter(
+                    "int",
+                    low=1,
+                    high=_STEPS,
+                    default=15,
+                    meaning="Steps of a depth group before the next one has its turn.",
+                ),
+                "patience": Parameter(
+                    "int", low=1, high=_STEPS, default=3, meaning="Turns without gain after which a group stops."
+                ),
             },
             truncatable=True,
             saved="own",
@@ -223,8 +258,8 @@ METHODS: Mapping[str, MethodFacts] = {
             "Layerwise Importance Sampled AdamW: a few blocks at a time, drawn at random, are trained whole "
             "(arXiv 2403.17919).",
             parameters={
-                "lisa_blocks": Parameter("int", low=1, high=_STEPS, default=2),
-                "lisa_interval": Parameter("int", low=1, high=_STEPS, default=10),
+                "lisa_blocks": Parameter("int", low=1, high=_STEPS, default=2, meaning="Blocks trained at a time."),
+                "lisa_interval": Parameter("int", low=1, high=_STEPS, default=10, meaning="Steps between draws."),
             },
             ignores=_NO_ADAPTER,
             ranked=False,
@@ -238,7 +273,14 @@ METHODS: Mapping[str, MethodFacts] = {
             "dynamic-rank",
             "LoRA with a gate that chooses for each row how many of the nested ranks act on it (after arXiv "
             "2210.07558; straight-through, arXiv 1308.3432).",
-            parameters={"rank_cost": Parameter("float", low=0, default=0.01)},
+            parameters={
+                "rank_cost": Parameter(
+                    "float",
+                    low=0,
+                    default=0.01,
+                    meaning="Weight in the loss of the expected share of the rank that the gate lets through.",
+                )
+            },
             saved="own",
             step_cost=1.05,
             _size=_with_controller,
@@ -246,7 +288,11 @@ METHODS: Mapping[str, MethodFacts] = {
         MethodFacts(
             "alternate-ab",
             "LoRA whose B and A are trained in turn, B first: while B is 0, A has no gradient.",
-            parameters={"alternate_steps": Parameter("int", low=1, high=_STEPS, default=5)},
+            parameters={
+                "alternate_steps": Parameter(
+                    "int", low=1, high=_STEPS, default=5, meaning="Steps of one factor before the other."
+                )
+            },
             truncatable=True,
             step_cost=0.95,
         ),
@@ -254,8 +300,17 @@ METHODS: Mapping[str, MethodFacts] = {
             "sparse-mask",
             "LoRA of whose elements, after a few steps, only those with the largest gradients train on.",
             parameters={
-                "keep_share": Parameter("float", low=0, low_open=True, high=1, default=0.5),
-                "mask_after": Parameter("int", low=1, high=_STEPS, default=10),
+                "keep_share": Parameter(
+                    "float",
+                    low=0,
+                    low_open=True,
+                    high=1,
+                    default=0.5,
+                    meaning="Share of each factor's elements that train on.",
+                ),
+                "mask_after": Parameter(
+                    "int", low=1, high=_STEPS, default=10, meaning="Steps before the mask is drawn."
+                ),
             },
             truncatable=True,
         ),

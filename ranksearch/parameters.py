@@ -29,6 +29,8 @@ class Parameter:
     default: Any = None
     """Value when the spec is silent; None where the spec must speak."""
     options: tuple[str, ...] = ()
+    meaning: str = ""
+    """What it does, in a phrase; stands in the schema and in the reference page."""
 
     def rule(self) -> str:
         """The rule in words, for a fault."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ranksearch.methods import METHODS, own_parameters, owners
 from ranksearch.space import PARAMETERS, Parameter
-from ranksearch.spec import Spec
+from ranksearch.spec import METRICS, Spec
 
 __all__ = ["spec_schema"]
 
@@ -25,6 +25,7 @@ def spec_schema() -> dict[str, Any]:
     properties = schema["properties"]
     properties["model"] = {"anyOf": [{"type": "string", "minLength": 1}, properties["model"]]}
     properties["space"] = _space()
+    schema["$defs"]["ObjectiveSpec"]["properties"]["metric"]["enum"] = list(METRICS)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "ranksearch spec"} | schema
 
 
@@ -38,7 +39,7 @@ def _space() -> dict[str, Any]:
         else:
             flat[name] = _domain(parameter)
             if owners(name):
-                flat[name]["description"] += f"; only with method {' or '.join(owners(name))}"
+                flat[name]["description"] += f" Only with method {' or '.join(owners(name))}."
     rank = _value(PARAMETERS["r"])
     flat["r"]["anyOf"].append(_only({"per_task": rank}) | {"description": "of one task; only with several of them"})
     unranked = [name for name, facts in METHODS.items() if not facts.ranked]
@@ -62,7 +63,7 @@ def _domain(parameter: Parameter) -> dict[str, Any]:
     ranges = {"int": ("int",), "float": ("log", "uniform", "int")}.get(parameter.kind, ())
     ends = {"type": "array", "items": value, "minItems": 2, "maxItems": 2}
     forms += [_only({name: ends}) for name in ranges]
-    described: dict[str, Any] = {"anyOf": forms, "description": parameter.rule()}
+    described: dict[str, Any] = {"anyOf": forms, "description": parameter.meaning}
     return described if parameter.default is None else described | {"default": parameter.default}
 
 

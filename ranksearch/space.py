@@ -38,23 +38,54 @@ _MOST = 1_000_000
 """Of a rank, a batch or a warm-up: far above any that is of use, so that what is computed from it stays small."""
 
 PARAMETERS: Mapping[str, Parameter] = {
-    "method": Parameter("text", default="lora", options=tuple(METHODS)),
-    "r": Parameter("int", low=1, high=_MOST),
-    "lora_alpha": Parameter("float", low=0, low_open=True, default=32),
-    "alpha_ratio": Parameter("float", low=0, low_open=True),
-    "use_rslora": Parameter("bool", default=False),
-    "learning_rate": Parameter("float", low=0, low_open=True),
-    "layer_group_lr.bottom": Parameter("float", low=0, default=1.0),
-    "layer_group_lr.middle": Parameter("float", low=0, default=1.0),
-    "layer_group_lr.top": Parameter("float", low=0, default=1.0),
-    "head_lr_ratio": Parameter("float", low=0, low_open=True, default=1.0),
-    "loraplus_lr_ratio": Parameter("float", low=0, low_open=True, default=1),
-    "target_modules": Parameter("targets", default="all-linear"),
-    "lora_dropout": Parameter("float", low=0, high=1, high_open=True, default=0.0),
-    "weight_decay": Parameter("float", low=0, default=0.0),
-    "batch_size": Parameter("int", low=1, high=_MOST, default=32),
-    "warmup_steps": Parameter("int", low=0, high=_MOST, default=10),
-    "pcgrad": Parameter("bool", default=False),
+    "method": Parameter("text", default="lora", options=tuple(METHODS), meaning="The training method."),
+    "r": Parameter("int", low=1, high=_MOST, meaning="Rank of the adapter."),
+    "lora_alpha": Parameter(
+        "float",
+        low=0,
+        low_open=True,
+        default=32,
+        meaning="LoRA's alpha, the same at every rank: the adapter is scaled by `lora_alpha / r`.",
+    ),
+    "alpha_ratio": Parameter("float", low=0, low_open=True, meaning="`lora_alpha` as a multiple of r, in its place."),
+    "use_rslora": Parameter("bool", default=False, meaning="Scale by `lora_alpha / sqrt(r)` (arXiv 2312.03732)."),
+    "learning_rate": Parameter("float", low=0, low_open=True, meaning="The adapter's rate at its peak."),
+    "layer_group_lr.bottom": Parameter(
+        "float",
+        low=0,
+        default=1.0,
+        meaning="Factor on the rate of the bottom third of the blocks; 0 leaves it as it is.",
+    ),
+    "layer_group_lr.middle": Parameter("float", low=0, default=1.0, meaning="Factor on the rate of the middle third."),
+    "layer_group_lr.top": Parameter("float", low=0, default=1.0, meaning="Factor on the rate of the top third."),
+    "head_lr_ratio": Parameter(
+        "float", low=0, low_open=True, default=1.0, meaning="The head's rate over the adapter's."
+    ),
+    "loraplus_lr_ratio": Parameter(
+        "float", low=0, low_open=True, default=1, meaning="B's rate over A's (LoRA+, arXiv 2402.12354)."
+    ),
+    "target_modules": Parameter(
+        "targets",
+        default="all-linear",
+        meaning=f"The layers that get an adapter: {', '.join(PRESETS)}, a regex or names.",
+    ),
+    "lora_dropout": Parameter(
+        "float", low=0, high=1, high_open=True, default=0.0, meaning="Dropout on the adapter's input."
+    ),
+    "weight_decay": Parameter("float", low=0, default=0.0, meaning="AdamW's."),
+    "batch_size": Parameter(
+        "int", low=1, high=_MOST, default=32, meaning="Rows of an optimizer step, however many parts it is trained in."
+    ),
+    "warmup_steps": Parameter(
+        "int",
+        low=0,
+        high=_MOST,
+        default=10,
+        meaning="Steps in which the rates rise from 0; after them they fall to 0 in a line.",
+    ),
+    "pcgrad": Parameter(
+        "bool", default=False, meaning="Project conflicting gradients of several tasks (arXiv 2001.06782)."
+    ),
 }
 """Every parameter that each space has by its flat name, in the order in which it is told; `methods` has the others."""
 

@@ -65,14 +65,16 @@ class Section(BaseModel):
     """One block of the spec: unknown keys and values of another type are refused."""
 
     # Strict, so that no "yes" becomes True and no 3.7 becomes 3; whole floats are let through as ints by YAML itself.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 class ModelSpec(Section):
     """The base model."""
 
     id: Annotated[str, Field(min_length=1)]
-    """asset:NAME, a local folder or a hub id."""
+    """`asset:NAME`, a local folder or a hub id."""
     revision: str | None = None
     """Git revision on the hub; pin it to make a study repeatable."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -87,22 +89,33 @@ class DataBlock(Section):
     train: Annotated[str, Field(min_length=1)] | None = None
     """Null only beside `tasks`, where each names its own."""
     eval: Annotated[str, Field(min_length=1)] | None = None
+    """The rows that configurations are compared on; null takes a share of the training file."""
     test: Annotated[str, Field(min_length=1)] | None = None
+    """The rows that only the answer is tested on; null takes a share of the training file."""
     eval_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
     """Share of the training file that becomes the eval part when `eval` is null."""
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    """Share of the training file that becomes the test part when `test` is null."""
     text: str | tuple[str, str] = "text"
     """Column, or the two columns of a sentence pair."""
     label: str = "label"
+    """Column of the class."""
     prompt: str = "prompt"
+    """Column of what is given to the model."""
     completion: str = "completion"
+    """Column of what it learns to write."""
     messages: str | None = None
+    """Column of chats, lists of `{role, content}`, in place of prompts and completions."""
     max_length: Annotated[int, Field(ge=2, le=_MOST)] | None = None
     """Tokens; null covers 99 % of the rows within the model's limit."""
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
+    """Of a CSV file; null finds it out."""
     encoding: str | None = None
+    """Of a text file; null finds it out, and asks where several fit."""
     chat_template: str | None = None
+    """File with a Jinja chat template, in place of the tokenizer's own."""
     bad_rows: Literal["refuse", "drop"] = "refuse"
+    """What becomes of rows that are empty or can't be read; dropped ones are counted."""
 
     @field_validator("text", mode="before")
     @classmethod
@@ -147,13 +160,16 @@ class RelativeTolerance(Section):
     """A margin as a fraction of the best value."""
 
     relative: Annotated[float, Field(gt=0, lt=1)]
+    """The fraction: 0.02 is two percent of the best value."""
 
 
 class ObjectiveSpec(Section):
     """What is compared, and how much loss counts as none."""
 
     metric: str = "eval/nll"
+    """Of the eval part, by its full name."""
     direction: Literal["minimize", "maximize"] = "minimize"
+    """Which way is better; must agree with the metric."""
     tolerance: Annotated[float, Field(gt=0)] | RelativeTolerance = 0.03
     """The margin δ, in the metric's unit: a rank that loses at most this much is as good as the best."""
 
@@ -183,14 +199,18 @@ class MoreResources(Section):
     method: str | None = None
     """Of this method."""
     cpus_per_trial: Annotated[float, Field(ge=0.01)] | None = None
+    """CPUs of such a trial."""
     gpus_per_trial: Annotated[float, Field(ge=0)] | None = None
+    """GPUs of such a trial."""
 
 
 class ResourcesSpec(Section):
     """What one trial may use, and how many run at once."""
 
     cpus_per_trial: Annotated[float, Field(ge=0.01)] = 1
+    """CPUs of one trial, threads included."""
     gpus_per_trial: Annotated[float, Field(ge=0)] = 0
+    """GPUs of one trial; a fraction shares one."""
     workers_per_trial: Annotated[int, Field(ge=1, le=1)] = 1
     """Data-parallel workers of one trial; more than one is not built yet."""
     max_concurrent: _Count | None = None
@@ -224,25 +244,39 @@ class Spec(Section):
     """A study, fully described."""
 
     name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    """Of the study: its folder and its experiment are called so."""
     task: Literal["classification", "generation"]
+    """What the model learns to do."""
     model: ModelSpec
+    """The base model; a text alone is its id."""
     data: DataSpec
+    """Where rows come from."""
     space: dict[str, Any]
     """As written; `parameters` is the readable form."""
     precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Of the arithmetic; auto takes bf16 where it is faster here. What is trained is held in float32."""
     gradient_accumulation: _Count = 1
+    """Parts that each batch is trained in: the same step in less memory."""
     gradient_checkpointing: bool = False
+    """Computes activations anew on the way back: less memory, more time."""
     objective: ObjectiveSpec = ObjectiveSpec()
+    """What is compared."""
     strategy: Literal["staged", "joint", "grid", "random"] = "staged"
+    """Which trials are run, in which order."""
     sampler: Literal["tpe", "gp", "cmaes", "random", "grid"] = "tpe"
+    """Who proposes configurations within a stage."""
     budget: BudgetSpec = BudgetSpec()
+    """How much may be spent."""
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
     """Fresh seeds of each finalist at the first look."""
     max_seeds: Annotated[int, Field(ge=1, le=1000)] = 12
+    """Fresh seeds of each finalist at the last look."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """The study's own seed: sampler, split and the search's training runs follow from it."""
     resources: ResourcesSpec = ResourcesSpec()
+    """What a trial may use."""
     tracking: TrackingSpec = TrackingSpec()
+    """Where MLflow is."""
 
     @field_validator("model", mode="before")
     @classmethod

@@ -79,21 +79,29 @@ def test_a_home_that_can_not_be_made_is_the_machines_fault(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "rule"),
+    ("change", "rules"),
     [
-        ("model=~nobody-of-this-name/x", "a model must be a folder, a hub id or an asset"),
-        ("model=" + "x" * 5000, "a model must be a folder, a hub id or an asset"),
-        ("data.train=" + "x" * 5000, "a data file must exist"),
-        ("data.train=pipe.csv", "a data file must be a file"),
-        ("data.chat_template=pipe.csv", "`chat_template` must be a readable file that holds one"),
+        ("model=~nobody-of-this-name/x", ["a model must be a folder, a hub id or an asset"]),
+        ("model=" + "x" * 5000, ["a model must be a folder, a hub id or an asset"]),
+        ("data.train=" + "x" * 5000, ["a data file must exist"]),
+        ("data.train=pipe.csv", ["a data file must be a file"]),
+        (
+            "data.chat_template=pipe.csv",
+            [
+                "a data block for classification must hold only keys that it reads",
+                "`chat_template` must be a readable file that holds one",
+            ],
+        ),
     ],
 )
-def test_paths_that_no_file_can_have_or_that_have_no_end_are_faults(inputs: Path, change: str, rule: str) -> None:
+def test_paths_that_no_file_can_have_or_that_have_no_end_are_faults(
+    inputs: Path, change: str, rules: list[str]
+) -> None:
     if not (inputs / "pipe.csv").exists():
         os.mkfifo(inputs / "pipe.csv")
     ran = ranksearch(inputs, "check", "spec.yaml", change, "--json", timeout=60)
     assert ran.code == 2, ran.err
-    assert [f["rule"] for f in ran.json["faults"]] == [rule]
+    assert [f["rule"] for f in ran.json["faults"]] == rules
 
 
 @pytest.mark.parametrize(

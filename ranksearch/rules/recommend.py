@@ -335,7 +335,7 @@ def _prior_sureness(rule: Rule) -> str:
 
 
 def _more_ranks(question: Question, r: int) -> list[Alternative]:
-    """Ranks that the source documents would add for several tasks and many tokens, up to the ladder's top."""
+    """Ranks that practitioners' guides would add for several tasks and many tokens, up to the ladder's top."""
     out: list[Alternative] = []
     if question.task == "generation" and question.tasks > 1:
         base = 16
@@ -358,7 +358,7 @@ def _more_ranks(question: Question, r: int) -> list[Alternative]:
         out.append(
             Alternative(
                 changes={"r": min(wanted, LADDER_TOP)},
-                why=f"The source documents add 1 rank a million training tokens{capped}; an upper bound, for what "
+                why=f"Practitioners' guides add 1 rank a million training tokens{capped}; an upper bound, for what "
                 "counts is parameters per rank.",
             )
         )

@@ -1,6 +1,6 @@
 """LoRA with a learned scale for each block's output; the thirds of the depth are trained in turn.
 
-The source documents call it LISA, which in the literature is another method (`lisa`).
+Some guides call it LISA, which in the literature is another method (`lisa`).
 """
 
 from __future__ import annotations
