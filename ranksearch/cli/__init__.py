@@ -20,7 +20,7 @@ from ranksearch.cli.jobs import logs, stop, submit
 from ranksearch.cli.knowledge import evidence, learn, recommend
 from ranksearch.cli.replay import replay
 from ranksearch.cli.results import export, list_studies, report, status
-from ranksearch.cli.service import doctor, sync, ui
+from ranksearch.cli.service import doctor, pull, sync, ui
 from ranksearch.cli.study import check, plan, search
 from ranksearch.errors import InputError, RankSearchError, without_login
 
@@ -59,6 +59,7 @@ for _command in (
     assets,
     ui,
     sync,
+    pull,
     doctor,
 ):
     cli.add_command(_command)

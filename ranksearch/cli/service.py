@@ -1,4 +1,4 @@
-"""`ui`, `sync` and `doctor`: the MLflow side, and what may be wrong around it."""
+"""`ui`, `sync`, `pull` and `doctor`: copies of the records elsewhere, and what may be wrong around them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import click
 
 from ranksearch.cli.common import json_option, say, stdout_for_json, study_names, told
 from ranksearch.cli.jobs import address_option
-from ranksearch.errors import Fault, RankSearchError, SpecError, StoreError
+from ranksearch.errors import Fault, RankSearchError, SpecError, StoreError, shown
 
-__all__ = ["doctor", "sync", "ui"]
+__all__ = ["doctor", "pull", "sync", "ui"]
 
 
 @click.command(short_help="The MLflow UI on this store.")
@@ -37,6 +37,33 @@ def ui(host: str, port: int) -> None:
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", default_uri(home)]
     command += ["--artifacts-destination", (home / "mlartifacts").as_uri(), "--host", host, "--port", str(port)]
     os.execv(sys.executable, command)
+
+
+@click.command(short_help="Bring a study from object storage to this home.")
+@click.argument("study")
+def pull(study: str) -> None:
+    """Download STUDY from the object storage at RANKSEARCH_STORAGE, whole: records, adapters, report.
+
+    What is newer there replaces what is here; a study that runs can be looked at this way.
+
+    \b
+    Example: ranksearch pull quickstart
+    """
+    from ranksearch.storage import Storage, bring, holds, studies
+    from ranksearch.store import Store, StudyFolder, default_home
+
+    storage = Storage.of_environment()
+    if storage is None:
+        rule, remedy = "a study is pulled from object storage", "Write for example s3://bucket/ranksearch."
+        raise SpecError(Fault(rule, "nothing", "RANKSEARCH_STORAGE", remedy))
+    if not holds(storage, study):
+        there = ", ".join(studies(storage)) or "none"
+        rule = "the study must be in the storage"
+        raise SpecError(Fault(rule, shown(study), storage.uri, f"The studies there are: {there}."))
+    folder = StudyFolder(Store(default_home()).folder(study))
+    with folder.lease():
+        came = bring(storage, folder.path)
+    told(f"{came} files came to {folder.path}.")
 
 
 @click.command(short_help="Send what waits in a study's spool to MLflow.")

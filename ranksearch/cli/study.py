@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +17,8 @@ from ranksearch.errors import Fault, InputError, RankSearchError, SpecError
 if TYPE_CHECKING:
     from ranksearch.records import StudyRecord, TrialRecord
     from ranksearch.search.check import Checked
+    from ranksearch.storage import Storage
+    from ranksearch.store import Store
 
 __all__ = ["check", "plan", "search"]
 
@@ -134,18 +138,19 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
     from ranksearch.search.progress import Progress
     from ranksearch.search.runner import run_study
     from ranksearch.search.setup import begin_study, resume_study
+    from ranksearch.storage import Storage, mirrored
     from ranksearch.store import Store, StudyFolder, default_home
     from ranksearch.tracking import Tracker
 
-    store = Store(default_home())
+    store, storage = Store(default_home()), Storage.of_environment()
     if checked.name is not None:
-        _refuse_name(checked.name, store, resume)
+        _refuse_name(checked.name, store, storage, resume)
     setup = checked.setup()
     for note in (*checked.notes, *setup.plan.notes):
         say(note)
     name = setup.spec.name
     folder = StudyFolder(store.folder(name))
-    with folder.lease():
+    with folder.lease(), mirrored(storage, folder.path, say, _stop_here) as mirror:
         for note in folder.mend() if resume else ():
             say(note)
         record = resume_study(folder.study(), setup) if resume else begin_study(setup)
@@ -165,9 +170,17 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
         try:
             with progress:
                 record = run_study(
-                    setup, record, folder, address=address, listeners=[progress, tracker], notify=progress.message
+                    setup,
+                    record,
+                    folder,
+                    address=address,
+                    storage=storage,
+                    listeners=[progress, tracker],
+                    notify=progress.message,
                 )
             trials = folder.trials()
+            if mirror is not None and record.test is not None:
+                mirror.bring(f"adapters/{record.test.trial:05d}")
             record = record.model_copy(
                 update={"result": result_json(record, trials, tracker.describe(), str(folder.path))}
             )
@@ -185,14 +198,23 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
     return record
 
 
-def _refuse_name(name: str, store: Any, resume: bool) -> None:
-    if resume and not store.exists(name):
+def _stop_here() -> None:
+    """What Ctrl-C does."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def _refuse_name(name: str, store: Store, storage: Storage | None, resume: bool) -> None:
+    from ranksearch.storage import holds
+
+    here = store.exists(name)
+    there = storage is not None and holds(storage, name)
+    if resume and not here and not there:
         store.open(name)
-    if not resume and store.exists(name):
+    if not resume and (here or there):
         raise SpecError(
             Fault(
                 "a new study must have a new name",
-                f"{name}, which exists under {store.home}",
+                f"{name}, which exists " + (f"under {store.home}" if here else f"at {storage and storage.uri}"),
                 "name",
                 "Add --resume to go on with it, or choose another name (name=...).",
             )

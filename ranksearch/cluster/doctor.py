@@ -16,6 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+import uuid
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from typing import Literal
 import ranksearch
 from ranksearch.cluster.jobs import JobServer
 from ranksearch.errors import RankSearchError
+from ranksearch.storage import Storage
 from ranksearch.tracking import default_uri, redact, unreachable
 
 __all__ = ["Finding", "examine"]
@@ -53,7 +55,14 @@ def examine(home: Path, tracking_uri: str | None = None, address: str | None = N
         tracking_uri: Where MLflow is; None for the sqlite file under `home`.
         address: A cluster's dashboard; None looks at no cluster.
     """
-    looks: list[Callable[[], Iterable[Finding]]] = [_versions, _processors, _gpus, lambda: _storage(home), _secrets]
+    looks: list[Callable[[], Iterable[Finding]]] = [
+        _versions,
+        _processors,
+        _gpus,
+        lambda: _storage(home),
+        _bucket,
+        _secrets,
+    ]
     looks.append(lambda: _mlflow(tracking_uri or default_uri(home)))
     if address is not None:
         looks.append(lambda: _cluster(address))
@@ -151,6 +160,25 @@ def _storage(home: Path) -> Iterator[Finding]:
     newest = max(p.stat().st_mtime for p in Path(ranksearch.__file__).parent.glob("*.py"))
     if newest > time.time() + _CLOCK_SECONDS:
         yield Finding("clock", "bad", "The clock is behind the files of this package.", "Set the clock.")
+
+
+def _bucket() -> Iterator[Finding]:
+    key = f"doctor-{uuid.uuid4().hex}"
+    try:
+        storage = Storage.of_environment()
+        if storage is None:
+            return
+        storage.write(key, b"x")
+        there = key in storage.list("") and storage.read(key) == b"x"
+        storage.remove(key)
+    except RankSearchError as error:
+        yield Finding("object storage", "bad", str(error), "Correct RANKSEARCH_STORAGE, the bucket or the credentials.")
+        return
+    if there:
+        yield Finding("object storage", "good", f"{storage.uri} can be listed, read and written.")
+    else:
+        remedy = "Take a storage that is consistent after writes, as S3 is."
+        yield Finding("object storage", "bad", f"{storage.uri} does not show what was just written.", remedy)
 
 
 def _secrets() -> Iterator[Finding]:

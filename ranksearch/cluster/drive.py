@@ -19,6 +19,7 @@ from types import FrameType
 
 from ranksearch.errors import RankSearchError, without_login
 from ranksearch.examine import load_spec
+from ranksearch.storage import Storage, holds
 from ranksearch.store import Store
 
 __all__ = ["keep_alive", "main"]
@@ -59,10 +60,25 @@ def main(arguments: list[str] | None = None) -> int:
         _say(f"MLflow is at {without_login(uri)}, as the head has it.")
     command = [sys.executable, "-m", "ranksearch", "search", str(given.spec), "--address", "auto"]
     command += ["--trust-remote-code"] * given.trust_remote_code
-    return keep_alive(command, Store(Path(home)), spec.name, resume=given.resume, environment=environment)
+    try:
+        storage = Storage.of_environment()
+    except RankSearchError as error:
+        _say(f"Error: {error}")
+        return error.exit_code
+    return keep_alive(
+        command, Store(Path(home)), spec.name, resume=given.resume, environment=environment, storage=storage
+    )
 
 
-def keep_alive(command: list[str], store: Store, study: str, *, resume: bool, environment: dict[str, str]) -> int:
+def keep_alive(
+    command: list[str],
+    store: Store,
+    study: str,
+    *,
+    resume: bool,
+    environment: dict[str, str],
+    storage: Storage | None = None,
+) -> int:
     """Runs a search until it has its answer, is stopped, or fails for good.
 
     Args:
@@ -71,6 +87,7 @@ def keep_alive(command: list[str], store: Store, study: str, *, resume: bool, en
         study: Its name.
         resume: Whether the first start goes on with a study that is there.
         environment: The search's environment.
+        storage: Where the study may have a copy though the store has none.
 
     Returns:
         The exit code of the last search.
@@ -88,7 +105,7 @@ def keep_alive(command: list[str], store: Store, study: str, *, resume: bool, en
     failures, ended, wait = 0, _ended(store, study), _FIRST_WAIT
     while True:
         # A driver that died before its study had begun leaves none to go on with.
-        again = ["--resume"] if resume and store.exists(study) else []
+        again = ["--resume"] if resume and _begun(store, storage, study) else []
         child = subprocess.Popen([*command, *again], env=environment, preexec_fn=_end_with_parent)
         code = child.wait()
         if stopping.is_set() or not _may_work_later(code, store, study):
@@ -115,6 +132,14 @@ def _may_work_later(code: int, store: Store, study: str) -> bool:
         return store.study(study).state not in ("DONE", "FAILED")
     # No study yet, or one that can't be read now: the disk may be full, or the storage away.
     return True
+
+
+def _begun(store: Store, storage: Storage | None, study: str) -> bool:
+    if store.exists(study) or storage is None:
+        return store.exists(study)
+    with contextlib.suppress(RankSearchError):
+        return holds(storage, study)
+    return True  # the search itself will say what is wrong with the storage
 
 
 def _ended(store: Store, study: str) -> int:

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ranksearch.cluster.address import knock
 from ranksearch.errors import RankSearchError, StoreError
 from ranksearch.plan import Room, refuse_lack
 from ranksearch.spec import ResourcesSpec, Spec
+from ranksearch.storage import Storage, prefix_of
 
 __all__ = ["Cluster", "join"]
 
@@ -80,15 +82,16 @@ class Cluster:
         """
         refuse_lack(spec, self.rooms())
 
-    def check_reach(self, folder: Path, notify: Callable[[str], None]) -> None:
-        """Proves that every node sees the study's folder as this machine does: adapters are saved to it.
+    def check_reach(self, folder: Path, storage: Storage | None, notify: Callable[[str], None]) -> None:
+        """Proves that every node sees what this machine sees where adapters are saved to.
 
         Args:
             folder: The study's folder, which exists.
+            storage: The object storage in its place, if any.
             notify: Told of nodes that gave no answer.
 
         Raises:
-            StoreError: When a node sees another folder, or can't write to it.
+            StoreError: When a node sees another folder, or can't write to it or to the storage.
         """
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -97,13 +100,14 @@ class Cluster:
         if self.address is None or not nodes:
             return
         probe = f".probe-{uuid.uuid4().hex}"
-        (folder / probe).write_text(probe)
+        place = _Folder(str(folder.resolve())) if storage is None else _Bucket(storage.uri, prefix_of(folder.name))
+        place.write(probe, probe)
         try:
             asked = {}
             for node in nodes:
                 there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
                 task = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(_reach)
-                asked[task.remote(str(folder.resolve()), probe)] = node
+                asked[task.remote(place, probe)] = node
             done, silent = ray.wait(list(asked), num_returns=len(asked), timeout=_REACH_SECONDS)
             faults = []
             for reference in done:
@@ -113,21 +117,20 @@ class Cluster:
                 except ray.exceptions.RayError:
                     silent.append(reference)
                     continue
-                if fault is None and not (folder / f"{probe}-{asked[reference]['NodeID']}").exists():
+                if fault is None and place.read(f"{probe}-{asked[reference]['NodeID']}") != "seen":
                     fault = "what it wrote is not seen here"
                 if fault is not None:
                     faults.append(f"{host}: {fault}")
             if faults:
                 raise StoreError(
-                    f"every node must see the study's folder {folder} as the driver does, but: {'; '.join(faults)}. "
-                    "Set RANKSEARCH_HOME to a folder that is mounted under the same path on all nodes."
+                    f"every node must see {place.told} as the driver does, but: {'; '.join(faults)}. {place.remedy}"
                 )
             for reference in silent:
                 host = asked[reference]["NodeManagerHostname"]
-                notify(f"{host} gave no answer when asked whether it reaches {folder}; the study goes on without it.")
+                notify(f"{host} gave no answer when asked whether it reaches {place.told}; the study goes on.")
         finally:
-            for path in folder.glob(f"{probe}*"):
-                path.unlink(missing_ok=True)
+            for name in (probe, *(f"{probe}-{node['NodeID']}" for node in nodes)):
+                place.remove(name)
 
     def memory_could_run_out(self, per_trial_mb: float) -> bool:
         """Whether trials at their estimated peak could fill a node, so that a killed worker may mean just that."""
@@ -150,16 +153,68 @@ class Cluster:
         return {"nodes": nodes, "cpus": held.get("CPU", 0), "gpus": held.get("GPU", 0), "local": self.address is None}
 
 
-def _reach(folder: str, probe: str) -> str | None:
+@dataclass(frozen=True)
+class _Folder:
+    """The study's folder, for a look from a node."""
+
+    path: str
+    remedy = (
+        "Set RANKSEARCH_HOME to a folder that is mounted under the same path on all nodes, or RANKSEARCH_STORAGE to an "
+        "object storage that all reach."
+    )
+
+    @property
+    def told(self) -> str:
+        return f"the study's folder {self.path}"
+
+    def read(self, name: str) -> str | None:
+        try:
+            return (Path(self.path) / name).read_text()
+        except FileNotFoundError:
+            return None
+
+    def write(self, name: str, text: str) -> None:
+        (Path(self.path) / name).write_text(text)
+
+    def remove(self, name: str) -> None:
+        (Path(self.path) / name).unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """The study's copy in object storage, for a look from a node."""
+
+    uri: str
+    prefix: str
+    remedy = "Each node needs its own credentials: set them where its worker is started, or give it a role."
+
+    @property
+    def told(self) -> str:
+        return f"the storage {self.uri}"
+
+    def read(self, name: str) -> str | None:
+        content = Storage(self.uri).read(f"{self.prefix}/{name}")
+        return None if content is None else content.decode()
+
+    def write(self, name: str, text: str) -> None:
+        Storage(self.uri).write(f"{self.prefix}/{name}", text.encode())
+
+    def remove(self, name: str) -> None:
+        Storage(self.uri).remove(f"{self.prefix}/{name}")
+
+
+def _reach(place: _Folder | _Bucket, probe: str) -> str | None:
     """Runs on a node: why it doesn't see a file of the driver's or can't write beside it; None where all is well."""
     import ray
 
     try:
-        if (Path(folder) / probe).read_text() != probe:
-            return "it sees another file"
-        (Path(folder) / f"{probe}-{ray.get_runtime_context().get_node_id()}").write_text("seen")
+        if (seen := place.read(probe)) != probe:
+            return "No such file or directory" if seen is None else "it sees another file"
+        place.write(f"{probe}-{ray.get_runtime_context().get_node_id()}", "seen")
     except OSError as error:
         return error.strerror or str(error)
+    except StoreError as error:
+        return str(error)
     return None
 
 

@@ -24,6 +24,7 @@ from ranksearch.search.conclude import recommend_config, recommended_json, trial
 from ranksearch.search.setup import StudySetup, close_sessions
 from ranksearch.search.worker import WorkerSetup
 from ranksearch.spec import ResourcesSpec
+from ranksearch.storage import Storage
 from ranksearch.store import StudyFolder
 from ranksearch.strategies import Question, make_strategy
 
@@ -53,6 +54,7 @@ def run_study(
     folder: StudyFolder,
     *,
     address: str | None = None,
+    storage: Storage | None = None,
     listeners: Sequence[Listener] = (),
     notify: Callable[[str], None] = lambda text: None,
 ) -> StudyRecord:
@@ -65,6 +67,7 @@ def run_study(
         study: Its record, new or going on.
         folder: Where records go.
         address: A Ray cluster to join; None starts one on this machine and ends it again.
+        storage: Where the study has its copy, and workers put adapters; None where all nodes see the folder.
         listeners: Who else hears of the records.
         notify: Takes sentences for the user.
 
@@ -92,7 +95,7 @@ def run_study(
     study = put(study.model_copy(update={"sessions": close_sessions(study, old)}))
     with join(address) as cluster:
         cluster.refuse_lack(spec)
-        cluster.check_reach(folder.path, notify)
+        cluster.check_reach(folder.path, storage, notify)
         sampler = Sampler(
             spec.strategy if spec.strategy in ("random", "grid") else spec.sampler,
             spec.parameters,
@@ -129,7 +132,7 @@ def run_study(
         }
         earlier = study.sessions
         study = put(study.model_copy(update={"sessions": (*earlier, session)}))
-        worker = WorkerSetup.of(setup, study, folder.path)
+        worker = WorkerSetup.of(setup, study, folder.path, None if storage is None else storage.uri)
 
         def end(update: dict[str, Any], stopped: str | None) -> StudyRecord:
             seconds = round(time.monotonic() - began, 1)

@@ -6,9 +6,7 @@ The only place where Ray and training meet. It runs in worker processes; the dri
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ray.tune import Trainable
@@ -16,6 +14,7 @@ from ray.tune import Trainable
 from ranksearch.config import TrialConfig
 from ranksearch.coordinator import Launch, Update
 from ranksearch.records import Cost, TruncationPoint
+from ranksearch.search.shelf import Shelf
 from ranksearch.search.tune import RESULT_KEY
 from ranksearch.search.worker import WorkerSetup
 
@@ -76,6 +75,7 @@ class TrialWorker(Trainable):
     def setup(self, config: dict[str, Any], worker: WorkerSetup) -> None:
         """Takes the first job; the workbench is made at the first step, so that its failure is the trial's."""
         self._worker = worker
+        self._shelf = Shelf(worker.study_folder, worker.storage)
         self._workbench: Workbench | None = None
         self._run: AdapterRun | None = None
         self._begin(config)
@@ -104,7 +104,7 @@ class TrialWorker(Trainable):
             trained = run.advance(at)
             metrics = {**trained, **run.evaluate("eval", write=last and self._write), **run.cost_metrics()}
             if last and self._keep_adapter:
-                adapter = self._save(run)
+                adapter = self._shelf.put(self._number, run.save)
             if last and self._truncate:
                 truncation = tuple(truncation_curve(run, self._truncate, "eval"))
         except Diverged as error:
@@ -129,10 +129,7 @@ class TrialWorker(Trainable):
     def _adapter_run(self) -> AdapterRun:
         from ranksearch.training import AdapterRun
 
-        if not (Path(self._worker.study_folder) / "study.json").exists():
-            # A node that came later than the check at the start; what it saved would be lost.
-            host = socket.gethostname()
-            raise FileNotFoundError(f"{host} does not reach the study's folder {self._worker.study_folder}")
+        self._shelf.check()
         if self._workbench is None:
             self._workbench = make_workbench(self._worker)
             self._loading = self._workbench.load_seconds
@@ -145,16 +142,6 @@ class TrialWorker(Trainable):
                 top_rank=self._worker.top_rank,
             )
         return self._run
-
-    def _save(self, run: AdapterRun) -> str:
-        """Saves the adapter beside its place and moves it there whole: a killed worker leaves no half of one."""
-        place = Path(self._worker.study_folder) / "adapters" / f"{self._number:05d}"
-        half = place.with_name(f".{place.name}-{os.getpid()}")
-        shutil.rmtree(half, ignore_errors=True)
-        run.save(half)
-        shutil.rmtree(place, ignore_errors=True)
-        half.rename(place)
-        return f"adapters/{place.name}"
 
     def _say(
         self,
@@ -210,7 +197,8 @@ def evaluate_on_test(worker: WorkerSetup, adapter: str, config: dict[str, Any], 
     from ranksearch.training import evaluate_saved, zero_shot
 
     workbench = make_workbench(worker)
-    metrics = evaluate_saved(workbench, Path(worker.study_folder) / adapter, "test")
+    with Shelf(worker.study_folder, worker.storage).opened(adapter) as folder:
+        metrics = evaluate_saved(workbench, folder, "test")
     bare = {name.split("/", 1)[1]: value for name, value in metrics.items()}
     base = zero_shot(workbench, "eval") | zero_shot(workbench, "test") if base_too else {}
     return {"n": len(worker.prepared.test), "metrics": bare, "zero_shot": base}

@@ -60,7 +60,7 @@ class WorkerSetup:
     """A study's fixed parts, as workers need them."""
 
     study_folder: str
-    """Where adapters are saved; every node must reach it."""
+    """Where adapters are saved; every node must reach it, unless there is a `storage`."""
     model: ModelSpec
     base_dir: str
     """Folder that a relative model path is relative to. Where this package lies in the same folder, as in a job that
@@ -76,13 +76,15 @@ class WorkerSetup:
     """The largest rank of the space: smaller adapters start as its first rows."""
     always_write: bool = False
     """Whether every evaluation lets the model write text, as the objective is measured on it."""
+    storage: str | None = None
+    """Address of the object storage that adapters go to, and come from."""
 
     def locate(self) -> str:
         """Where the model is on this node; see `locate_model` for what it raises."""
         return locate_model(self.model, _beside() / self.base_dir)
 
     @classmethod
-    def of(cls, setup: StudySetup, study: StudyRecord, folder: Path) -> WorkerSetup:
+    def of(cls, setup: StudySetup, study: StudyRecord, folder: Path, storage: str | None = None) -> WorkerSetup:
         """The workers' part of a study's setup; what the study settled when it began stays so."""
         spec, base = setup.spec, setup.base_dir
         return cls(
@@ -97,4 +99,5 @@ class WorkerSetup:
             threads=max(1, int(spec.resources.cpus_per_trial)),
             top_rank=max(spec.parameters.ranks()),
             always_write=spec.objective.metric in WRITTEN_METRICS,
+            storage=storage,
         )
