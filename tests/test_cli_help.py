@@ -24,6 +24,7 @@ PARSED_ONLY = {
     "assets fetch": "downloads",
     "ui": "serves until it is stopped",
     "sync": "needs the server that was away",
+    "pull": "needs object storage",
     "submit": "needs a cluster",
     "logs": "needs a cluster",
     "stop": "needs a cluster",
