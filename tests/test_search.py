@@ -135,6 +135,10 @@ def test_the_report_shows_the_records_numbers(done: Ran, records: tuple[StudyRec
 def test_the_parent_run_carries_report_and_result(runs: dict[str, Any]) -> None:
     files = {f.path for f in runs["client"].list_artifacts(runs["parent"].info.run_id, "report")}
     assert {"report/report.html", "report/trials.csv"} <= files
+    (model,) = runs["client"].search_logged_models([runs["parent"].info.experiment_id])
+    assert (model.name, model.source_run_id) == ("tiny", runs["parent"].info.run_id)
+    there = {f.path for f in runs["client"].list_logged_model_artifacts(model.model_id)}
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= there
     assert runs["parent"].info.status == "FINISHED"
 
 

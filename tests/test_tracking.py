@@ -539,6 +539,27 @@ def test_files_and_folders_become_artifacts_of_the_parent(desk: Desk) -> None:
     assert len(desk.told) == 1 and "never-written.csv" in desk.told[0]
 
 
+def test_the_adapter_is_a_model_of_the_parent_and_a_newer_one_takes_its_place(desk: Desk) -> None:
+    adapter = desk.folder / "export" / "peft"
+    adapter.mkdir(parents=True)
+    for r in (8, 2):
+        (adapter / "adapter_config.json").write_text(json.dumps({"r": r}))
+        tracker = desk.tracker()
+        tracker.publish_study(make_study(recommended={"r": r, "layer_group_lr": {"top": 2.0}}))
+        tracker.attach_model(adapter, "a.study")
+        assert tracker.close() == 0
+    parent = desk.runs()["study"]
+    (model,) = desk.client.search_logged_models([parent.info.experiment_id])
+    assert (model.name, model.source_run_id, model.status) == ("a_study", parent.info.run_id, "READY")
+    assert model.params == {"r": "2", "layer_group_lr.top": "2"}
+    assert [output.model_id for output in desk.client.get_run(parent.info.run_id).outputs.model_outputs][-1] == (
+        model.model_id
+    )
+    (file,) = desk.client.list_logged_model_artifacts(model.model_id)
+    assert file.path == "adapter_config.json"
+    assert desk.told == []
+
+
 def test_attachments_wait_in_the_spool_and_survive_a_moved_folder(desk: Desk) -> None:
     desk.uri = DEAD
     (desk.folder / "table.csv").write_text("r,loss\n")
@@ -726,6 +747,9 @@ def test_a_server_that_comes_up_late_gets_everything_once(
     for trial in trials:
         tracker.publish_trial(trial)
     tracker.attach(desk.folder / "report.html")
+    (desk.folder / "adapter").mkdir()
+    (desk.folder / "adapter" / "weights").write_text("w")
+    tracker.attach_model(desk.folder / "adapter", "winner")
     eventually(lambda: bool(desk.told))
     server.start()
     assert tracker.close() == 0
@@ -734,6 +758,8 @@ def test_a_server_that_comes_up_late_gets_everything_once(
         desk.equals(runs[str(trial.number)], trial)
     assert [f.path for f in desk.client.list_artifacts(runs["study"].info.run_id)] == ["report.html"]
     assert tracker.describe()["parent_run_id"] == runs["study"].info.run_id
+    (model,) = desk.client.search_logged_models([runs["study"].info.experiment_id])
+    assert [f.path for f in desk.client.list_logged_model_artifacts(model.model_id)] == ["weights"]
     outage, back = desk.told
     assert "cannot be reached" in outage and "answers again" in back
     assert capfd.readouterr() == ("", "")

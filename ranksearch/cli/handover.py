@@ -1,10 +1,9 @@
-"""What a finished study hands to MLflow beside its records: report, the winner's adapter, exported configuration."""
+"""What a finished study hands to MLflow beside its records: report, the winner's adapter, its configuration."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ranksearch.errors import ExportError
@@ -12,6 +11,7 @@ from ranksearch.errors import ExportError
 if TYPE_CHECKING:
     from ranksearch.records import StudyRecord
     from ranksearch.store import Store, StudyFolder
+    from ranksearch.tracking import Tracker
 
 __all__ = ["hand_over"]
 
@@ -24,17 +24,19 @@ def hand_over(
     study: StudyRecord,
     folder: StudyFolder,
     store: Store,
+    tracker: Tracker,
     notify: Callable[[str], None],
-) -> Iterator[tuple[Path, str]]:
-    """Files and folders, each with its place among the artifacts of the study's run.
+) -> None:
+    """Gives the tracker report and exports for the study's run, and the adapter as a model of it.
 
     Args:
         study: The study's newest record, its report already written.
         folder: Its folder.
         store: The store that it lies in.
+        tracker: The study's tracker.
         notify: Told what can't be exported, and why.
     """
-    yield folder.path / "report", "report"
+    tracker.attach(folder.path / "report", "report")
     if study.recommended is None:
         return
     from ranksearch.export import export, read_source
@@ -48,4 +50,7 @@ def hand_over(
         except ExportError as error:
             notify(f"MLflow gets no export for {target}: {error}")
         else:
-            yield out, f"export/{target}"
+            if target == "peft":
+                tracker.attach_model(out, study.name)
+            else:
+                tracker.attach(out, f"export/{target}")

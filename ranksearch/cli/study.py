@@ -186,8 +186,7 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
             )
             folder.write_study(record)
             write_report(record, trials, folder.path / "report")
-            for path, place in hand_over(record, folder, store, progress.message):
-                tracker.attach(path, place)
+            hand_over(record, folder, store, tracker, progress.message)
             tracker.publish_study(record)
         finally:
             tracker.close()

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -225,6 +226,35 @@ class Server:
                 self._client.log_artifacts(run_id, str(path), folder or None)
             else:
                 self._client.log_artifact(run_id, str(path), folder or None)
+
+    def upload_model(self, run_id: str, path: Path, name: str, params: Mapping[str, str]) -> None:
+        """Makes a folder one of a run's models, and takes away what had its name.
+
+        Servers before MLflow 3 know no models of runs; there it is copied to the run's artifacts.
+
+        Raises:
+            TrackingError: Nothing answers, or the run is gone.
+            Refused: MLflow won't have it.
+        """
+        from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+
+        name = re.sub(r"[/:.%\"']", "_", name)
+        try:
+            with self._asked():
+                of_run = f"source_run_id = '{run_id}' AND name = '{name}'"
+                older = self._client.search_logged_models([self.experiment_id], filter_string=of_run)
+                model = self._client.create_logged_model(
+                    self.experiment_id, name, run_id, params=dict(params), model_type="adapter"
+                )
+        except RunLost:
+            self.upload(run_id, path, name)
+            return
+        with self._asked():
+            self._client.log_model_artifacts(model.model_id, str(path))
+            self._client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+            self._client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=0)])
+            for other in older:
+                self._client.delete_logged_model(other.model_id)
 
     def _open(self) -> Any:
         if not self._remote and set(str(self._home)) & set("?%"):

@@ -27,12 +27,14 @@ class Attachment:
 
     path: Path
     folder: str
-    """Folder among the run's artifacts; empty for their top."""
+    """Folder among the run's artifacts, empty for their top; the name of a model."""
+    model: bool = False
+    """Whether it is one of the run's models, which MLflow lists, rather than among its artifacts."""
 
     def as_json(self, root: Path) -> str:
         """As the spool keeps it: relative to the study's folder where it lies in it, so that the folder may move."""
         path = self.path.relative_to(root) if self.path.is_relative_to(root) else self.path
-        return json.dumps({"path": str(path), "folder": self.folder})
+        return json.dumps({"path": str(path), "folder": self.folder, "model": self.model})
 
 
 Waiting = StudyRecord | TrialRecord | Attachment
@@ -153,7 +155,7 @@ class Spool:
             trial = TrialRecord.model_validate_json(text)
             return trial_key(trial.number), trial
         values = json.loads(text)
-        item = Attachment(self.folder.parent / values["path"], values["folder"])
+        item = Attachment(self.folder.parent / values["path"], values["folder"], values.get("model", False))
         if not item.path.resolve().is_relative_to(self.folder.parent.resolve()):
             # Who can write here must not have other files of the driver's sent.
             raise ValueError("it names a file outside of the study's folder")

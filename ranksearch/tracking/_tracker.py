@@ -18,7 +18,7 @@ from ranksearch.tracking._address import scrub
 from ranksearch.tracking._server import Refused, Server, limited_client
 from ranksearch.tracking._spool import Attachment, Sent, Spool, Waiting, attachment_key, load_cursor, write_whole
 from ranksearch.tracking._views import experiment_tags
-from ranksearch.tracking._words import STUDY, RunImage, digest, study_image, trial_image, trial_key
+from ranksearch.tracking._words import STUDY, RunImage, digest, model_params, study_image, trial_image, trial_key
 
 __all__ = ["Tracker", "replay"]
 
@@ -96,7 +96,18 @@ class Tracker:
             path: File or folder.
             folder: Folder among the run's artifacts; empty for their top.
         """
-        item = Attachment(path.resolve(), folder)
+        self._attach(Attachment(path.resolve(), folder))
+
+    def attach_model(self, path: Path, name: str) -> None:
+        """Hands over a folder as a model of the parent run, in place of an earlier one of that name; returns at once.
+
+        Args:
+            path: The folder.
+            name: The model's name.
+        """
+        self._attach(Attachment(path.resolve(), name, model=True))
+
+    def _attach(self, item: Attachment) -> None:
         self._put(attachment_key(item), item, item.as_json(self._folder))
 
     def describe(self) -> dict[str, str | None]:
@@ -282,10 +293,12 @@ class Tracker:
     def _send(self, key: str, item: Waiting) -> None:
         parent = self._cursor.runs[STUDY].run_id
         if isinstance(item, Attachment):
-            if item.path.exists():
-                self._server.upload(parent, item.path, item.folder)
-            else:
+            if not item.path.exists():
                 self._notify(f"{item.path} is gone, so MLflow gets no copy of it.")
+            elif item.model:
+                self._server.upload_model(parent, item.path, item.folder, model_params(self._study))
+            else:
+                self._server.upload(parent, item.path, item.folder)
             return
         image = study_image(item) if isinstance(item, StudyRecord) else trial_image(item, self._study, parent)
         if image is None or key in self._deleted:

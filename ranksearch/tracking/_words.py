@@ -19,7 +19,18 @@ from ranksearch.config import whole
 from ranksearch.records import RungReport, StudyRecord, TrialRecord
 from ranksearch.tracking._address import redact
 
-__all__ = ["STUDY", "STUDY_ID", "TRIAL", "Point", "RunImage", "digest", "study_image", "trial_image", "trial_key"]
+__all__ = [
+    "STUDY",
+    "STUDY_ID",
+    "TRIAL",
+    "Point",
+    "RunImage",
+    "digest",
+    "model_params",
+    "study_image",
+    "trial_image",
+    "trial_key",
+]
 
 STUDY = "study"
 """The key of the parent run beside the trials' numbers."""
@@ -171,6 +182,11 @@ def study_image(study: StudyRecord) -> RunImage:
         tags=_as_tags(tags),
         points=tuple(Point(_key(k), float(v), at, 0) for k, v in measured.items() if _finite(v)),
     )
+
+
+def model_params(study: StudyRecord) -> dict[str, str]:
+    """What the model of a study's answer was trained with."""
+    return _as_params(dict(_flat(study.recommended or {})))
 
 
 def _points(report: RungReport) -> Iterator[Point]:
