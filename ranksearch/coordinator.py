@@ -12,21 +12,30 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
-
-from pydantic import BaseModel, ConfigDict
+from typing import Protocol
 
 from ranksearch.errors import RankSearchError
 from ranksearch.plan import Budget, steps_of
-from ranksearch.records import Cost, RungReport, TrialRecord, TruncationPoint
+from ranksearch.records import Cost, TrialRecord
 from ranksearch.sampling import Sampler, SpaceExhausted
 from ranksearch.space import Space
 from ranksearch.strategies import Done, Order, Strategy
+from ranksearch.transitions import (
+    Update,
+    again,
+    completed,
+    failed,
+    measured,
+    pruned,
+    queued,
+    reported,
+    resumed,
+    started,
+    violated,
+    violation_of,
+)
 
-__all__ = ["Coordinator", "Launch", "Limits", "TrialFiles", "Update"]
-
-MOST_FAILURES = 3
-"""Times that a trial is queued again after its infrastructure failed."""
+__all__ = ["Coordinator", "Launch", "Limits", "TrialFiles"]
 
 _HOPELESS = 3
 """Trials that fail for good, with none that got through, after which the study stops: the rest would fail alike."""
@@ -67,27 +76,6 @@ class Launch:
     """Whether its trained adapter is saved at the end."""
     truncate: tuple[int, ...]
     """Smaller ranks at which its trained adapter is cut down and measured."""
-
-
-class Update(BaseModel):
-    """What a worker says after an evaluation, or when it had to give up."""
-
-    model_config = ConfigDict(frozen=True, ser_json_inf_nan="constants")
-
-    step: int
-    fidelity: int
-    samples: int
-    metrics: dict[str, float]
-    cost: Cost
-    worker: str
-    device: str
-    trainable_parameters: int
-    target_modules: tuple[str, ...]
-    done: bool
-    adapter: str | None = None
-    truncation: tuple[TruncationPoint, ...] = ()
-    violation: Literal["diverged", "out_of_memory"] | None = None
-    detail: str = ""
 
 
 class Coordinator:
@@ -142,11 +130,7 @@ class Coordinator:
         """Set from outside to begin no further trial."""
         for trial in trials:
             if trial.state == "RUNNING":
-                self._put(
-                    trial.model_copy(
-                        update={"state": "WAITING", "reports": (), "reason": "its driver went away; it starts again"}
-                    )
-                )
+                self._put(again(trial, "its driver went away; it starts again"))
         sampler.restore(self.trials())
 
     def trials(self) -> list[TrialRecord]:
@@ -183,82 +167,37 @@ class Coordinator:
             Whether the trial is over: done, pruned or given up.
         """
         with self._lock:
-            trial = self._trials[number]
-            now = datetime.now(UTC)
-            report = RungReport(
-                step=update.step, samples=update.samples, fidelity=update.fidelity, metrics=update.metrics, at=now
-            )
-            value = report.metrics.get(self.metric)
-            violation = update.violation
-            if violation is None and value is None:
-                violation = "diverged"
-            known = any(r.fidelity == report.fidelity for r in trial.reports)
-            trial = trial.model_copy(
-                update={
-                    "reports": trial.reports if known or violation == "out_of_memory" else (*trial.reports, report),
-                    "cost": _add(self._earlier_cost.get(number, Cost()), update.cost),
-                    "trainable_parameters": update.trainable_parameters,
-                    "target_modules": update.target_modules,
-                    "worker": update.worker,
-                    "device": update.device,
-                    "adapter": update.adapter,
-                    "truncation": update.truncation,
-                }
-            )
+            trial, now = self._trials[number], datetime.now(UTC)
+            report = measured(update, now)
+            trial = reported(trial, update, report, self._earlier_cost.get(number, Cost()))
+            violation = violation_of(update, report, self.metric)
             if violation is not None:
-                reason = {
-                    "diverged": f"diverged: the loss was not finite at step {update.step}",
-                    "out_of_memory": f"out of memory at step {update.step}",
-                }[violation]
-                if update.detail:
-                    reason += f" ({update.detail})"
-                self._end(
-                    trial.model_copy(
-                        update={"state": "PRUNED", "violation": violation, "reason": reason, "finished_at": now}
-                    )
-                )
-                return True
-            if stopped := self._stop(trial, update, value):
-                self._end(trial.model_copy(update={"state": "PRUNED", "reason": stopped, "finished_at": now}))
-                return True
-            if update.done:
-                self._end(trial.model_copy(update={"state": "COMPLETE", "reason": None, "finished_at": now}))
-                return True
-            self._put(trial)
-            if self._out_of_time() or self.halted:
-                self._end(
-                    trial.model_copy(
-                        update={
-                            "state": "PRUNED",
-                            "reason": "stopped at a rung: max_hours is used up",
-                            "finished_at": now,
-                        }
-                    )
-                    if not self.halted
-                    else trial.model_copy(
-                        update={
-                            "state": "WAITING",
-                            "reports": (),
-                            "reason": "stopped by the user; it starts again with --resume",
-                        }
-                    )
-                )
-                return True
-            return False
+                self._end(violated(trial, violation, now, step=update.step, detail=update.detail))
+            elif stopped := self._stop(trial, update, report.metrics[self.metric]):
+                self._end(pruned(trial, stopped, now))
+            elif update.done:
+                self._end(completed(trial, now))
+            elif self.halted:
+                self._put(trial)
+                self._put(again(trial, "stopped by the user; it starts again with --resume"))
+            elif self._out_of_time():
+                self._end(pruned(trial, "stopped at a rung: max_hours is used up", now))
+            else:
+                self._put(trial)
+                return False
+            return True
 
     def queued(self, number: int) -> None:
         """Takes in that a trial waits for a node to run on: a reader of its record should know."""
         with self._lock:
-            trial = self._trials[number]
-            if trial.state == "RUNNING":
-                self._put(trial.model_copy(update={"reason": "waits for a node that has room"}))
+            if (trial := self._trials[number]).state == "RUNNING":
+                self._put(queued(trial))
 
     def begun(self, number: int) -> None:
         """Takes in that a trial which was queued has a node now."""
         with self._lock:
-            trial = self._trials[number]
-            if trial.state == "RUNNING":
-                self._put(trial.model_copy(update={"reason": None, "started_at": datetime.now(UTC)}))
+            if (trial := self._trials[number]).state == "RUNNING":
+                self._put(resumed(trial, datetime.now(UTC)))
 
     def fail(self, number: int, reason: str, *, memory: bool = False) -> None:
         """Takes in that a trial's process or node failed.
@@ -269,47 +208,18 @@ class Coordinator:
             memory: True when it died for want of memory: that is the configuration's doing, not the machine's.
         """
         with self._lock:
-            trial = self._trials[number]
+            trial, now = self._trials[number], datetime.now(UTC)
             if trial.finished:
                 return
-            now = datetime.now(UTC)
             self._earlier_cost[number] = trial.cost
-            if memory:
-                update: dict[str, Any] = {
-                    "state": "PRUNED",
-                    "violation": "out_of_memory",
-                    "reason": f"out of memory ({reason})",
-                    "finished_at": now,
-                }
-                self._end(trial.model_copy(update=update))
-                return
-            failures = (*trial.failures, reason)
-            if len(failures) > MOST_FAILURES:
-                told = f"failed {len(failures)} times, last: {reason}"
-                self._end(
-                    trial.model_copy(
-                        update={"state": "FAILED", "failures": failures, "reason": told, "finished_at": now}
-                    )
-                )
-            else:
-                self._put(
-                    trial.model_copy(update={"state": "WAITING", "failures": failures, "reports": (), "reason": reason})
-                )
+            self._end(violated(trial, "out_of_memory", now, detail=reason) if memory else failed(trial, reason, now))
 
     def interrupt(self) -> None:
         """Marks what was under way as waiting, so that no record says RUNNING when nothing runs."""
         with self._lock:
             for trial in self.trials():
                 if trial.state == "RUNNING":
-                    self._put(
-                        trial.model_copy(
-                            update={
-                                "state": "WAITING",
-                                "reports": (),
-                                "reason": "interrupted; it starts again with --resume",
-                            }
-                        )
-                    )
+                    self._put(again(trial, "interrupted; it starts again with --resume"))
 
     def _obey(self, order: Order) -> Launch | None:
         number = next(reversed(self._trials), -1) + 1
@@ -341,15 +251,7 @@ class Coordinator:
         return self._start(record)
 
     def _start(self, trial: TrialRecord) -> Launch:
-        trial = trial.model_copy(
-            update={
-                "state": "RUNNING",
-                "attempts": trial.attempts + 1,
-                "started_at": datetime.now(UTC),
-                "reports": (),
-                "reason": None,
-            }
-        )
+        trial = started(trial, datetime.now(UTC))
         self._earlier_cost[trial.number] = trial.cost
         self._put(trial)
         # A run that chooses is measured at every rung even where nothing may stop it: its curve is evidence for others.
@@ -430,10 +332,3 @@ class _Tally:
             self.waiting.add(new.number)
         else:
             self.waiting.discard(new.number)
-
-
-def _add(one: Cost, other: Cost) -> Cost:
-    """The sum of two attempts; peak memory is the higher of both."""
-    total = {name: getattr(one, name) + getattr(other, name) for name in Cost.model_fields}
-    total["peak_memory_mb"] = max(one.peak_memory_mb, other.peak_memory_mb)
-    return Cost(**total)

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ranksearch.config import TrialConfig
-from ranksearch.coordinator import Coordinator, Launch, Limits, Update
+from ranksearch.coordinator import Coordinator, Launch, Limits
 from ranksearch.plan import Budget
 from ranksearch.records import Cost, TrialRecord, TruncationPoint
 from ranksearch.sampling import Sampler
 from ranksearch.space import read_space
 from ranksearch.strategies import Question, make_strategy
+from ranksearch.transitions import Update
 
 SPACE = {
     "r": {"choices": [2, 4, 8, 16, 32, 64]},

@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ranksearch.coordinator import Coordinator, Launch, Limits, Update
+from ranksearch.coordinator import Coordinator, Launch, Limits
 from ranksearch.errors import EvidenceError, Fault
 from ranksearch.plan import Budget
 from ranksearch.records import Cost, TrialRecord, TruncationPoint
@@ -20,6 +20,7 @@ from ranksearch.replay.proposals import RecordedSampler
 from ranksearch.replay.recording import RecordedRun, Recording, distance, scales
 from ranksearch.strategies import Order, Question, Strategy, make_strategy
 from ranksearch.strategies.joint import SECOND_LOOK
+from ranksearch.transitions import Update
 
 __all__ = ["Game", "Played", "Settings"]
 

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from ray.tune import Trainable
 
 from ranksearch.config import TrialConfig
-from ranksearch.coordinator import Launch, Update
+from ranksearch.coordinator import Launch
 from ranksearch.records import Cost, TruncationPoint
 from ranksearch.search.shelf import Shelf
 from ranksearch.search.tune import RESULT_KEY
 from ranksearch.search.worker import WorkerSetup
+from ranksearch.transitions import Update
 
 if TYPE_CHECKING:
     from ranksearch.training import AdapterRun, Workbench

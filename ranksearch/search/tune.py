@@ -15,7 +15,8 @@ from ray.tune import Callback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from ray.tune.search import Searcher
 
-from ranksearch.coordinator import Coordinator, Launch, Update
+from ranksearch.coordinator import Coordinator, Launch
+from ranksearch.transitions import Update
 
 __all__ = ["RESULT_KEY", "Queue", "StudyScheduler", "StudySearcher"]
 
