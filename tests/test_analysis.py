@@ -198,6 +198,13 @@ def test_costs_are_sums_over_all_trials_whatever_became_of_them() -> None:
     assert sums.fraction_of_grid == pytest.approx(sums.steps / (56 * 3 * 130))
 
 
+def test_a_full_fine_tune_is_a_measure_only_where_one_was_trained() -> None:
+    lora = [trial(n, config(), cost=Cost(steps=130, train_seconds=30, eval_seconds=9)) for n in range(4)]
+    assert paid(study(lora), lora).fraction_of_full_finetune is None
+    halved = trial(4, config(method="full"), cost=Cost(steps=45, train_seconds=45), max_steps=130)
+    assert paid(study(lora), [*lora, halved]).fraction_of_full_finetune == pytest.approx((4 * 30 + 45) / 130)
+
+
 def test_overhead_compares_wall_time_with_busy_workers() -> None:
     cost = Cost(steps=130, train_seconds=90, eval_seconds=10, setup_seconds=500)
     trials = [trial(n, config(), cost=cost) for n in range(4)]

@@ -167,7 +167,7 @@ def test_costs_troubles_data_and_versions_are_told(finished: Finished) -> None:
     sums = paid(made, trials)
     assert f"optimizer steps in all {sums.steps:,}" in page.text("paid")
     assert f"{100 * sums.fraction_of_grid:.3g} %" in page.text("paid")
-    assert "fraction of one full fine-tune not measured" in page.text("paid")
+    assert "training time over one full fine-tune not measured" in page.text("paid")
     gone = [t for t in trials if t.violation == "diverged"]
     assert gone
     assert f"{len(gone)} of {len(trials)} trials: diverged" in page.text("wrong")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from statistics import median
 
 from ranksearch.plan import fraction_of_grid
 from ranksearch.records import StudyRecord, TrialRecord
@@ -29,11 +30,18 @@ class Paid:
     setup_seconds: float
     fraction_of_grid: float
     """Steps over those of the exhaustive search, as `plan.fraction_of_grid` defines it."""
+    full_finetune_seconds: float | None
+    """What training every weight once takes, by the study's own trials of that; None where it has none."""
 
     @property
     def seconds(self) -> float:
         """Worker time: training, evaluation and set-up."""
         return self.train_seconds + self.eval_seconds + self.setup_seconds
+
+    @property
+    def fraction_of_full_finetune(self) -> float | None:
+        """Training time of all trials over that of one full fine-tune; None where none was measured."""
+        return None if self.full_finetune_seconds is None else self.train_seconds / self.full_finetune_seconds
 
 
 @dataclass(frozen=True)
@@ -71,7 +79,16 @@ def paid(study: StudyRecord, trials: Sequence[TrialRecord]) -> Paid:
         eval_seconds=sum(cost.eval_seconds for cost in costs),
         setup_seconds=sum(cost.setup_seconds for cost in costs),
         fraction_of_grid=fraction_of_grid(steps, study.spec["seeds"], study.spec["budget"]["max_steps"]),
+        full_finetune_seconds=_full_finetune_seconds(trials),
     )
+
+
+def _full_finetune_seconds(trials: Sequence[TrialRecord]) -> float | None:
+    """Training time of a whole run with the method `full`, from the steps that such trials took."""
+    full = [t for t in trials if t.config.method == "full" and t.cost.steps > 0 and t.cost.train_seconds > 0]
+    if not full:
+        return None
+    return median(t.cost.train_seconds / t.cost.steps * t.max_steps for t in full)
 
 
 def overhead(study: StudyRecord, trials: Sequence[TrialRecord]) -> Overhead | None:

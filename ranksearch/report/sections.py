@@ -124,8 +124,9 @@ def paid(material: Material) -> list[list[tuple[str, str, Any]]]:
         ("tokens seen", show(sums.tokens), sums.tokens),
         ("fraction of the 56-trial grid", f"{100 * sums.fraction_of_grid:.3g} %", sums.fraction_of_grid),
     ]
-    full = ((study.result or {}).get("cost") or {}).get("fraction_of_full_finetune")
-    rows.append(("fraction of one full fine-tune", "not measured" if full is None else f"{100 * full:.3g} %", full))
+    full = sums.fraction_of_full_finetune
+    # A search costs more than one run: a percentage of thousands would be hard to read.
+    rows.append(("training time over one full fine-tune", "not measured" if full is None else f"{full:.3g} x", full))
     took: list[tuple[str, str, Any]] = [
         ("time in training steps", span(sums.train_seconds), sums.train_seconds),
         ("time in evaluations", span(sums.eval_seconds), sums.eval_seconds),

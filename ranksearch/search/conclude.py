@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ranksearch.analysis import paid
 from ranksearch.config import TrialConfig
 from ranksearch.decision import Decision
-from ranksearch.plan import fraction_of_grid
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
 from ranksearch.strategies import Question, Strategy
 from ranksearch.strategies.base import best_by_rank
@@ -84,14 +84,14 @@ def count_states(trials: Sequence[TrialRecord]) -> dict[str, int]:
 
 def total_cost(study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
     """What the study used: steps, samples, wall-clock seconds of all its sessions, fractions."""
-    steps = sum(t.cost.steps for t in trials)
-    budget = study.spec["budget"]
+    sums = paid(study, trials)
+    full = sums.fraction_of_full_finetune
     return {
-        "steps": steps,
-        "samples": sum(t.cost.samples for t in trials),
+        "steps": sums.steps,
+        "samples": sums.samples,
         "seconds": round(sum(s.get("seconds", 0.0) for s in study.sessions), 1),
-        "fraction_of_grid": round(fraction_of_grid(steps, study.spec["seeds"], budget["max_steps"]), 4),
-        "fraction_of_full_finetune": None,
+        "fraction_of_grid": round(sums.fraction_of_grid, 4),
+        "fraction_of_full_finetune": None if full is None else round(full, 4),
     }
 
 
