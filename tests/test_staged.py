@@ -81,6 +81,64 @@ def test_the_smallest_sufficient_rank_is_chosen() -> None:
         assert decision.status == "decided" and decision.chosen_r == elbow
 
 
+def misled(elbow: int, truncated: int, *, noise: float = 0.001, height: float = 0.2) -> tuple[Files, Any]:
+    """A study whose truncated adapter points at another rank than the one from which on the loss is flat."""
+    files = Files()
+    coordinator = make(files, strategy="staged")
+    drive(coordinator, loss=loss_with_elbow(elbow, noise, height), truncation=curve(truncated))
+    return files, coordinator
+
+
+def compared(files: Files) -> list[int]:
+    """Ranks in the order in which they had their first fresh seed."""
+    decided = sorted((t for t in files.trials.values() if t.purpose == "decide"), key=lambda t: t.number)
+    return list(dict.fromkeys(t.config.r for t in decided))
+
+
+def test_ranks_that_truncation_left_out_join_halfway_until_none_lies_between() -> None:
+    files, coordinator = misled(elbow=16, truncated=4)
+    assert coordinator.strategy.candidates(coordinator.trials()) == [2, 4, 8, 64]
+    assert compared(files) == [2, 4, 8, 64, 32, 16]
+    decision = coordinator.strategy.decision(coordinator.trials())
+    assert (decision.chosen_r, decision.seeds) == (16, 3)
+    assert [point.r for point in decision.curve] == [2, 4, 8, 16, 32, 64]
+    joined = [t.why for t in files.trials.values() if t.purpose == "select" and t.config.r == 32]
+    assert joined and all("r=32 lies between" in why for why in joined)
+
+
+def test_ranks_below_the_candidates_join_when_the_smallest_of_them_suffices() -> None:
+    files, coordinator = misled(elbow=2, truncated=64)
+    assert coordinator.strategy.candidates(coordinator.trials()) == [8, 16, 32, 64]
+    assert compared(files) == [8, 16, 32, 64, 4, 2]
+    assert coordinator.strategy.decision(coordinator.trials()).chosen_r == 2
+
+
+def test_no_rank_joins_where_neighbours_are_compared_or_noise_would_hide_a_tie() -> None:
+    files, _ = misled(elbow=4, truncated=4)
+    assert compared(files) == [2, 4, 8, 64]
+    noisy, coordinator = misled(elbow=64, truncated=4, noise=0.03, height=2.0)
+    decision = coordinator.strategy.decision(coordinator.trials())
+    bound = decision.constant * decision.residual_sd * (2 / decision.seeds) ** 0.5
+    assert decision.chosen_r == 64 and bound > decision.tolerance, "the noise is to be too large for a tie"
+    assert compared(noisy) == [2, 4, 8, 64]
+
+
+@pytest.mark.parametrize("stop_after", [30, 33, 36, 39, 42])
+def test_a_study_killed_while_ranks_join_ends_as_the_undisturbed_one(stop_after: int) -> None:
+    def undisturbed(files: Files, **how: Any) -> None:
+        coordinator = make(files, strategy="staged")
+        drive(coordinator, loss=loss_with_elbow(16, 0.001, 0.2), truncation=curve(4), workers=1, **how)
+
+    whole, broken = Files(), Files()
+    undisturbed(whole)
+    assert len(whole.trials) > stop_after
+    undisturbed(broken, stop_after=stop_after)
+    undisturbed(broken)
+    assert {n: (t.config, t.seed, t.state) for n, t in broken.trials.items()} == {
+        n: (t.config, t.seed, t.state) for n, t in whole.trials.items()
+    }
+
+
 def test_of_a_ranks_variants_one_goes_on_and_no_configuration_runs_twice_with_one_seed() -> None:
     files, coordinator = run(8)
     runs = [(t.config.key, t.seed) for t in files.trials.values()]
@@ -153,7 +211,8 @@ def test_a_top_run_that_diverges_leaves_the_middle_of_the_ladder_as_candidates()
     drive(coordinator, loss=lambda c, s, f: float("nan") if c.r == 64 else loss_at(c, s, f), truncation=curve(8))
     assert coordinator.strategy.candidates(coordinator.trials()) == [8, 16, 32, 64]
     decision = coordinator.strategy.decision(coordinator.trials())
-    assert decision.chosen_r in (8, 16, 32)
+    # r=4 lay below those candidates, and joined once r=8 was shown to suffice.
+    assert decision.chosen_r == 4
 
 
 @pytest.mark.parametrize(("ladder", "middle"), [((2, 4, 8, 16, 32, 64), 16), ((8, 16), 8), ((64,), 64), ((2, 4), 2)])

@@ -169,7 +169,7 @@ class Strategy(ABC):
         It compares the finalists: a rank of the space that is none of them is not spoken of. Each stands for its one
         configuration.
         """
-        return self._decision(trials, None)
+        return self._decision(trials, self.finalists(trials), None)
 
     def decide_next(self, trials: Sequence[TrialRecord], *, may_go_on: bool = True) -> Move:
         """The decision's runs: each finalist with the same fresh seeds, seed by seed, up to the first look.
@@ -203,19 +203,21 @@ class Strategy(ABC):
             return Wait("the decision's runs are under way")
         return None
 
-    def _decision(self, trials: Sequence[TrialRecord], seeds: int | None) -> Decision | None:
-        """The decision over the first so many fresh seeds; over all when None.
+    def _decision(
+        self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], seeds: int | None
+    ) -> Decision | None:
+        """The decision between these finalists over the first so many fresh seeds; over all when None.
 
         A seed counts when it and those before it have ended at every finalist: to read the runs that happen to be in
         would be a look more.
         """
         question = self.question
-        finalists = {t.config.r: t.config.key for t in self.finalists(trials)}
-        if not finalists:
+        keys = {t.config.r: t.config.key for t in finalists}
+        if not keys:
             return None
-        ended: dict[int, dict[int, float | None]] = {r: {} for r in finalists}
+        ended: dict[int, dict[int, float | None]] = {r: {} for r in keys}
         for trial in trials:
-            if trial.purpose == "decide" and finalists.get(trial.config.r) == trial.config.key and trial.finished:
+            if trial.purpose == "decide" and keys.get(trial.config.r) == trial.config.key and trial.finished:
                 complete = trial.state == "COMPLETE"
                 ended[trial.config.r][trial.seed] = trial.value(question.metric) if complete else None
         counted_seeds: list[int] = []
@@ -230,7 +232,7 @@ class Strategy(ABC):
         tolerance = question.tolerance
         if question.relative:
             tolerance = relative_tolerance(values, fraction=tolerance, direction=direction)
-        counted = {t.config.r: t.trainable_parameters for t in trials if t.purpose == "decide"}
+        counted = {t.config.r: t.trainable_parameters for t in trials if t.purpose == "decide" and t.finished}
         return decide(
             values,
             metric=question.metric,

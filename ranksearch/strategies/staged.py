@@ -7,8 +7,8 @@ adapter trained at the top rank, truncated by SVD, tells where quality falls off
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 from ranksearch.decision import HOPE, Decision, seeds_to_certify
 from ranksearch.methods import METHODS
@@ -34,6 +34,20 @@ _UNSEEN = 6
 
 _FEWEST = 10
 """Configurations before the search may end early, and half of those asked for: a sampler learns from the first ones."""
+
+
+class _Round(NamedTuple):
+    """One comparison of finalists."""
+
+    look: int
+    """Seeds of each."""
+    finalists: list[TrialRecord]
+    added: int | None
+    """The rank that joined for it."""
+    decision: Decision | None
+    """None while its runs are under way, or where no finalist has a value."""
+    between: int | None
+    """The rank that joins next, with the same seeds."""
 
 
 class StagedStrategy(Strategy):
@@ -130,14 +144,17 @@ class StagedStrategy(Strategy):
         return any(r is not None and self.question.better(r, value) for r in rivals)
 
     def finalists(self, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-        """Of each candidate rank the best variant that was trained to the end."""
+        """Of each rank that is compared by now the best variant that was trained to the end."""
+        return list(self._rounds(trials))[-1].finalists
+
+    def _finalists(self, trials: Sequence[TrialRecord], ranks: Sequence[int]) -> list[TrialRecord]:
         best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
         if best is None:
             return []
         if len(self.question.space.ranks()) == 1:
             return [best]
         found = []
-        for r in self.candidates(trials):
+        for r in ranks:
             ended = [t for t in self._variants(trials, r) if t.state == "COMPLETE"]
             ended = [t for t in ended if t.value(self.question.metric) is not None]
             if ended:
@@ -171,27 +188,78 @@ class StagedStrategy(Strategy):
         return sorted({*ladder[first : first + _WINDOW], ladder[-1]})
 
     def decide_next(self, trials: Sequence[TrialRecord], *, may_go_on: bool = True) -> Move:
-        """Seeds up to the next look, as long as a look may change the answer."""
-        finalists = self.finalists(trials)
-        if not finalists:
-            return Done("no candidate rank completed its training")
-        stages = self.looks()
+        """Seeds up to the next look, as long as a look may change the answer, and ranks between that may."""
         certified: Decision | None = None
-        for i, seeds in enumerate(stages):
-            move = self._fill(trials, finalists, seeds)
-            if move is not None:
+        for now in self._rounds(trials):
+            if not now.finalists:
+                return Done("no candidate rank completed its training")
+            if now.added is not None and not may_go_on:
+                return Done("the limit on steps or hours leaves no room for a rank between those compared")
+            best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
+            if now.added is not None and best is not None:
+                why = f"r={now.added} lies between the rank that is shown to suffice and the next smaller one compared"
+                if (move := self._select(trials, best, [now.added], why)) is not None:
+                    return move
+            if (move := self._fill(trials, now.finalists, now.look)) is not None:
                 return move
-            if i + 1 == len(stages):
-                return Done(f"all {seeds} seeds are used")
-            newest = self._decision(trials, seeds)
-            if newest is not None and newest.chosen_r is not None:
-                certified = newest
-            worth = self._worth(newest, certified)
+            if now.decision is not None and now.decision.chosen_r is not None:
+                certified = now.decision
+            if now.between is not None:
+                continue
+            if now.look == self.looks()[-1]:
+                return Done(f"all {now.look} seeds are used")
+            worth = self._worth(now.decision, certified)
             if worth is not None:
                 return Done(worth)
             if not may_go_on:
                 return Done("the limit on steps or hours leaves no room for more seeds")
         return Done("every finalist has its seeds")
+
+    def _rounds(self, trials: Sequence[TrialRecord]) -> Iterator[_Round]:
+        """The comparisons that the records allow, in order; the last is the one under way.
+
+        Where a rank is shown to suffice and the next smaller one compared is not its neighbour in the space, the rank
+        halfway between them joins, with the seeds of the same look: what was left out might suffice as well. A bound
+        that a rank added so gets is one more of the same look's; simulated, that errs no more often than without
+        (`reports/decision-simulation.md`).
+        """
+        ranks, added = self.candidates(trials), None
+        for look in self.looks():
+            while True:
+                finalists = self._finalists(trials, ranks)
+                there = self._there(trials, finalists, look, added)
+                decision = self._decision(trials, finalists, look) if there else None
+                between = None if decision is None else self._between(ranks, decision)
+                yield _Round(look, finalists, added, decision, between)
+                if not there:
+                    return
+                if between is None:
+                    break
+                ranks, added = sorted({*ranks, between}), between
+            added = None
+
+    def _there(
+        self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], look: int, added: int | None
+    ) -> bool:
+        """Whether every run of a comparison has ended, those that choose the added rank's finalist included."""
+        if added is not None:
+            best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
+            wanted = {self.question.space.config(v).key for v in self._around(best.values, added)} if best else set()
+            if wanted - {t.config.key for t in self._variants(trials, added) if t.finished}:
+                return False
+        ended = {(t.config.key, t.seed) for t in trials if t.purpose == "decide" and t.finished}
+        seeds = range(self.question.seed + 1, self.question.seed + 1 + look)
+        return all((f.config.key, seed) in ended for f in finalists for seed in seeds)
+
+    def _between(self, ranks: Sequence[int], decision: Decision) -> int | None:
+        """The rank to add below the one shown to suffice; None where there is none, or it could show nothing."""
+        if decision.chosen_r is None or decision.residual_sd is None or decision.constant is None:
+            return None
+        # Of a rank that ties with the best: no other has a lower bound.
+        bound = decision.constant * decision.residual_sd * math.sqrt(2 / decision.seeds)
+        lower = max((r for r in ranks if r < decision.chosen_r), default=0)
+        left_out = [r for r in self.question.space.ranks() if lower < r < decision.chosen_r]
+        return left_out[len(left_out) // 2] if left_out and bound <= decision.tolerance else None
 
     def decision(self, trials: Sequence[TrialRecord]) -> Decision | None:
         """The decision of the newest look that certified a rank; with none, what the newest look says.
@@ -200,8 +268,9 @@ class StagedStrategy(Strategy):
         study stops, and whatever made it go on, any look's answer is as sure as promised. The smallest rank of all
         looks would be, too, but it keeps what more seeds speak against.
         """
-        certified = [d for look in self.looks() if (d := self._decision(trials, look)) and d.chosen_r is not None]
-        return certified[-1] if certified else self._decision(trials, None)
+        rounds = list(self._rounds(trials))
+        certified = [d for now in rounds if (d := now.decision) is not None and d.chosen_r is not None]
+        return certified[-1] if certified else self._decision(trials, rounds[-1].finalists, None)
 
     def _worth(self, decision: Decision | None, certified: Decision | None) -> str | None:
         """Why more seeds are not worth their price; None when they are.
@@ -246,7 +315,9 @@ class StagedStrategy(Strategy):
             return Order("reference", "truncate", why, seed, prune=False, config=config, values=values, truncate=True)
         return None if found.finished else Wait("the top rank's run is under way")
 
-    def _select(self, trials: Sequence[TrialRecord], best: TrialRecord, candidates: Sequence[int]) -> Move | None:
+    def _select(
+        self, trials: Sequence[TrialRecord], best: TrialRecord, candidates: Sequence[int], because: str = ""
+    ) -> Move | None:
         """Each candidate rank at a few learning rates around the best one."""
         seed = self.question.seed
         there = {t.config.key for t in trials if t.seed == seed}
@@ -254,7 +325,8 @@ class StagedStrategy(Strategy):
             for values in self._around(best.values, r):
                 config = self.question.space.config(values)
                 if config.key not in there:
-                    why = f"r={r} may suffice; learning rate {config.learning_rate:.3g} is one of its few"
+                    told = because or f"r={r} may suffice"
+                    why = f"{told}; learning rate {config.learning_rate:.3g} is one of its few"
                     if not self._sees(best):
                         why += (
                             f"; adapters of {config.method} can't be truncated, so ranks of the whole ladder are tried"
