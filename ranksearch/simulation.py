@@ -18,7 +18,18 @@ from scipy import stats
 from ranksearch.comparisons import Comparison, Floats, compare_with_best, dunnett_constant
 from ranksearch.decision import ERROR, HOPE, LOOKS, look_error
 
-__all__ = ["CURVES", "NOISES", "RULES", "Noise", "Rates", "Rule", "decide_as_staged", "draw_residuals", "simulate"]
+__all__ = [
+    "CURVES",
+    "NOISES",
+    "RULES",
+    "Noise",
+    "Rates",
+    "Rule",
+    "decide_as_staged",
+    "decide_while_ranks_join",
+    "draw_residuals",
+    "simulate",
+]
 
 Rule = Literal["ours", "fixed looks", "paired t", "1 SE", "best mean"]
 RULES: tuple[Rule, ...] = ("ours", "fixed looks", "paired t", "1 SE", "best mean")
@@ -144,6 +155,51 @@ def decide_as_staged(losses: Floats, looks: Sequence[int]) -> tuple[NDArray[np.i
     return picks[-1], seeds
 
 
+def decide_while_ranks_join(
+    losses: Floats, compared: Sequence[int], looks: Sequence[int]
+) -> tuple[NDArray[np.intp], list[tuple[int, ...]]]:
+    """What `StagedStrategy` decides when it begins with a few ranks of its ladder, over a batch of rank x seed tables.
+
+    At every look the rank halfway between the smallest one that is shown to suffice and the next smaller one compared
+    joins, unless the noise would hide even a tie; then the same look is read again.
+
+    Args:
+        losses: (studies, ranks, seeds), in tolerances, smaller is better; as many seeds as the last look has.
+        compared: Indices of the ranks that are compared at first, rising.
+        looks: Numbers of seeds at which it may decide, rising.
+
+    Returns:
+        The index of the chosen rank of each study, -1 where undecided, and the ranks that it compared in the end.
+    """
+    chosen = np.full(len(losses), -1)
+    ended: list[tuple[int, ...]] = [tuple(compared)] * len(losses)
+    going = [(tuple(compared), np.arange(len(losses)))]
+    for look in looks:
+        todo, going = going, []
+        while todo:
+            ranks, studies = todo.pop()
+            found = compare_with_best(losses[studies][:, ranks, :look], look_error(looks, look))
+            ladder, pick = np.asarray(ranks), _certified(found)
+            chosen[studies] = np.where(pick >= 0, ladder[pick], chosen[studies])
+            tie = found.constant * found.residual_sd * math.sqrt(2 / look)
+            between = np.array([_halfway(ranks, at) for at in range(len(ranks))])[pick]
+            between = np.where((pick >= 0) & (tie <= 1), between, -1)
+            for rank in set(between.tolist()) - {-1}:
+                todo.append((tuple(sorted({*ranks, rank})), studies[between == rank]))
+            still = between < 0
+            for study in studies[still]:
+                ended[study] = ranks
+            worth = still & _worth_more(found, np.searchsorted(ladder, chosen[studies]), chosen[studies] < 0, looks)
+            going.append((ranks, studies[worth]))
+    return chosen, ended
+
+
+def _halfway(ranks: Sequence[int], at: int) -> int:
+    """The middle of the indices left out just below one of the compared; -1 where there is none."""
+    left_out = range(ranks[at - 1] + 1 if at else 0, ranks[at])
+    return left_out[len(left_out) // 2] if left_out else -1
+
+
 def draw_residuals(ranks: int, seeds: int, sd: float, noise: Noise, repeats: int, seed: int) -> Floats:
     """Draws (repeats, ranks, seeds) residuals whose expected pooled residual variance is sd squared for any noise.
 
@@ -187,9 +243,6 @@ def _as_staged(
     found: Sequence[Comparison], certified: Sequence[NDArray[np.intp]], looks: Sequence[int]
 ) -> tuple[list[NDArray[np.intp]], NDArray[np.intp]]:
     """What is chosen up to each look, and the seeds that are used."""
-    ranks = found[0].means.shape[-1]
-    most = int(HOPE * looks[-1])
-    hoped = dunnett_constant(ranks - 1, (ranks - 1) * (most - 1), look_error(looks, most)) * math.sqrt(2 / most)
     chosen, going = np.full_like(certified[0], -1), np.full(certified[0].shape, True)
     seeds = np.zeros_like(chosen)
     kept = []
@@ -197,12 +250,21 @@ def _as_staged(
         seeds = np.where(going, look, seeds)
         chosen = np.where(going & (pick >= 0), pick, chosen)
         kept.append(chosen)
-        guess = (each.means - each.means.min(axis=-1, keepdims=True) <= 1).argmax(axis=-1)
-        # The bound after so many seeds, were means and residual SD as they are.
-        near = each.gaps + hoped * each.residual_sd[..., None] <= 1
-        likely = np.take_along_axis(near, guess[..., None], axis=-1)[..., 0]
-        going &= np.where(chosen < 0, near.any(axis=-1), likely & (guess < chosen))
+        going &= _worth_more(each, chosen, chosen < 0, looks)
     return kept, seeds
+
+
+def _worth_more(
+    found: Comparison, chosen: NDArray[np.intp], undecided: NDArray[np.bool_], looks: Sequence[int]
+) -> NDArray[np.bool_]:
+    """Whether more seeds may change what is chosen, at a price that HOPE allows."""
+    ranks, most = found.means.shape[-1], int(HOPE * looks[-1])
+    hoped = dunnett_constant(ranks - 1, (ranks - 1) * (most - 1), look_error(looks, most)) * math.sqrt(2 / most)
+    guess = (found.means - found.means.min(axis=-1, keepdims=True) <= 1).argmax(axis=-1)
+    # The bound after so many seeds, were means and residual SD as they are.
+    near = found.gaps + hoped * found.residual_sd[..., None] <= 1
+    likely = np.take_along_axis(near, guess[..., None], axis=-1)[..., 0]
+    return np.where(undecided, near.any(axis=-1), likely & (guess < chosen))
 
 
 def _paired_t(losses: Floats, *, last: bool) -> NDArray[np.intp]:
@@ -276,20 +338,33 @@ def _print_limits() -> None:
 
 
 def _print_subsets() -> None:
-    print("\n### Ranks that were not compared: decisions that lose more than the tolerance against all six ranks\n")
-    columns = [f"rank {i + 1} of 6 as the middle" for i in range(6)]
-    _print_head("curve", *columns)
+    print("\n### Four of six ranks compared at first: ranks join where they may change the answer\n")
+    starts = sorted({(first, first + 1, first + 2, 5) for first in range(3)})
+    told = ["ranks " + ", ".join(str(i + 1) for i in start) + " at first" for start in starts]
+    _print_head("curve", "residual SD", "noise", *told)
     for name, curve in CURVES.items():
-        truth = np.asarray(curve)
-        losses = truth[:, None] + draw_residuals(6, LOOKS[-1], 1 / 3, Noise(), 10_000, 0)
-        errors = []
-        for middle in range(6):
-            first = max(0, min(middle - 1, 2))
-            compared = sorted({first, first + 1, first + 2, 5})
-            picks, _ = decide_as_staged(losses[:, compared], LOOKS)
-            lost = (truth[compared] - truth.min())[picks] > 1
-            errors.append(float(np.mean((picks >= 0) & lost)))
-        _print_row(name, *map(_percent, errors))
+        for sd in (1 / 3, 0.75):
+            for noise in NOISES:
+                truth = np.asarray(curve)
+                losses = truth[:, None] + draw_residuals(6, LOOKS[-1], sd, noise, 10_000, 0)
+                cells = []
+                for start in starts:
+                    fixed, _ = decide_as_staged(losses[:, start], LOOKS)
+                    before = _against_all(truth, np.where(fixed < 0, -1, np.asarray(start)[fixed]))
+                    picks, ended = decide_while_ranks_join(losses, start, LOOKS)
+                    best = np.array([truth[list(ranks)].min() for ranks in ended])
+                    error = float(np.mean((picks >= 0) & (truth[picks] - best > 1)))
+                    number = float(np.mean([len(ranks) for ranks in ended]))
+                    after = _against_all(truth, picks)
+                    cells.append(f"{_percent(error)} / {after} / {number:.1f} (without: {before})")
+                _print_row(name, f"{sd:.2f}", noise, *cells)
+
+
+def _against_all(truth: Floats, picks: NDArray[np.intp]) -> str:
+    """Shares that lose more than the tolerance against every rank, and that are the smallest sufficient one."""
+    loss = truth - truth.min()
+    lost = float(np.mean((picks >= 0) & (loss[picks] > 1)))
+    return f"{_percent(lost)} / {_percent(float(np.mean(picks == int(np.argmax(loss <= 1)))))}"
 
 
 if __name__ == "__main__":

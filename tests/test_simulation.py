@@ -14,7 +14,15 @@ from ranksearch.config import TrialConfig
 from ranksearch.decision import ERROR, LOOKS, decide, look_error, looks
 from ranksearch.plan import Budget
 from ranksearch.records import RungReport, TrialRecord
-from ranksearch.simulation import CURVES, NOISES, Noise, decide_as_staged, draw_residuals, simulate
+from ranksearch.simulation import (
+    CURVES,
+    NOISES,
+    Noise,
+    decide_as_staged,
+    decide_while_ranks_join,
+    draw_residuals,
+    simulate,
+)
 from ranksearch.space import read_space
 from ranksearch.strategies import Question
 from ranksearch.strategies.base import Done, Order
@@ -129,10 +137,15 @@ RANKS = (2, 4, 8, 16, 32, 64)
 
 
 class Recorded(StagedStrategy):
-    """The real strategy at its last stage: the finalists are given, one a rank."""
+    """The real strategy at its last stage: the ranks compared at first are given, and one finalist for each."""
 
-    def finalists(self, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-        return [record(i, r, 0, "select", 0.0) for i, r in enumerate(RANKS)]
+    first = RANKS
+
+    def candidates(self, trials: Sequence[TrialRecord]) -> list[int]:
+        return list(self.first)
+
+    def _finalists(self, trials: Sequence[TrialRecord], ranks: Sequence[int]) -> list[TrialRecord]:
+        return [record(RANKS.index(r), r, 0, "select", 0.0) for r in ranks]
 
 
 def record(number: int, r: int, seed: int, purpose: str, value: float) -> TrialRecord:
@@ -198,6 +211,47 @@ def test_the_simulated_study_is_the_one_that_the_staged_strategy_runs(name: str,
     found = [played(recorded_strategy(), one, []) for one in losses]
     assert found == list(zip(picks.tolist(), seeds.tolist(), strict=True))
     assert len(set(found)) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("all tie", (2, 3, 4, 5)),
+        ("all but the smallest lose", (2, 3, 4, 5)),
+        ("interior optimum", (2, 3, 4, 5)),
+        ("half lose", (0, 1, 2, 5)),
+        ("slow rise", (0, 1, 2, 5)),
+    ],
+)
+def test_the_simulated_study_that_ranks_join_is_the_one_that_the_staged_strategy_runs(
+    name: str, first: tuple[int, ...]
+) -> None:
+    losses = np.asarray(CURVES[name])[:, None] + draw_residuals(6, 12, 0.4, NOISES[0], 25, seed=11)
+    picks, ended = decide_while_ranks_join(losses, first, LOOKS)
+    found = []
+    for one in losses:
+        strategy = recorded_strategy()
+        strategy.first = tuple(RANKS[i] for i in first)
+        trials: list[TrialRecord] = []
+        chosen, _ = played(strategy, one, trials)
+        found.append((chosen, tuple(sorted({RANKS.index(t.config.r) for t in trials}))))
+    assert found == list(zip(picks.tolist(), ended, strict=True))
+    assert any(len(ranks) > 4 for _, ranks in found)
+
+
+def test_ranks_that_join_leave_the_error_below_5_percent_and_find_a_small_best_rank() -> None:
+    for name in ("all but the largest lose", "all but the smallest lose", "interior optimum"):
+        truth = np.asarray(CURVES[name])
+        for sd in (1 / 3, 0.75):
+            for noise in NOISES:
+                losses = truth[:, None] + draw_residuals(6, 12, sd, noise, 2_000, seed=29)
+                picks, ended = decide_while_ranks_join(losses, (2, 3, 4, 5), LOOKS)
+                best = np.array([truth[list(ranks)].min() for ranks in ended])
+                assert np.mean((picks >= 0) & (truth[picks] - best > 1)) < 0.05, (name, sd, noise)
+    truth = np.asarray(CURVES["all but the smallest lose"])
+    losses = truth[:, None] + draw_residuals(6, 12, 1 / 3, NOISES[0], 2_000, seed=29)
+    picks, _ = decide_while_ranks_join(losses, (2, 3, 4, 5), LOOKS)
+    assert np.mean(picks == 0) > 0.9
 
 
 def test_a_study_that_is_given_more_seeds_ends_as_if_it_had_had_them_from_the_start() -> None:
