@@ -181,7 +181,7 @@ def decide_while_ranks_join(
             found = compare_with_best(losses[studies][:, ranks, :look], look_error(looks, look))
             ladder, pick = np.asarray(ranks), _certified(found)
             chosen[studies] = np.where(pick >= 0, ladder[pick], chosen[studies])
-            tie = found.constant * found.residual_sd * math.sqrt(2 / look)
+            tie = found.constant * found.residual_sd * math.sqrt(2 / look) / math.sqrt(HOPE)
             between = np.array([_halfway(ranks, at) for at in range(len(ranks))])[pick]
             between = np.where((pick >= 0) & (tie <= 1), between, -1)
             for rank in set(between.tolist()) - {-1}:

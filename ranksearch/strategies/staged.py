@@ -219,9 +219,8 @@ class StagedStrategy(Strategy):
         """The comparisons that the records allow, in order; the last is the one under way.
 
         Where a rank is shown to suffice and the next smaller one compared is not its neighbour in the space, the rank
-        halfway between them joins, with the seeds of the same look: what was left out might suffice as well. A bound
-        that a rank added so gets is one more of the same look's; simulated, that errs no more often than without
-        (`reports/decision-simulation.md`).
+        halfway between them joins, with the seeds of the same look: what was left out might suffice as well. That reads
+        one look several times; how often it errs is simulated (`reports/decision-simulation.md`).
         """
         ranks, added = self.candidates(trials), None
         for look in self.looks():
@@ -255,8 +254,9 @@ class StagedStrategy(Strategy):
         """The rank to add below the one shown to suffice; None where there is none, or it could show nothing."""
         if decision.chosen_r is None or decision.residual_sd is None or decision.constant is None:
             return None
-        # Of a rank that ties with the best: no other has a lower bound.
-        bound = decision.constant * decision.residual_sd * math.sqrt(2 / decision.seeds)
+        # Of a rank that ties with the best: no other has a lower bound. Seeds go with the square of the residual SD, so
+        # what HOPE allows for them, its root allows for the bound; and every rank that joins makes the SD better known.
+        bound = decision.constant * decision.residual_sd * math.sqrt(2 / decision.seeds) / math.sqrt(HOPE)
         lower = max((r for r in ranks if r < decision.chosen_r), default=0)
         left_out = [r for r in self.question.space.ranks() if lower < r < decision.chosen_r]
         return left_out[len(left_out) // 2] if left_out and bound <= decision.tolerance else None
