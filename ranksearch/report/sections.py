@@ -166,6 +166,9 @@ def headlines(material: Material) -> list[Row]:
 def sessions(material: Material) -> dict[str, Any]:
     """One row a driver: when it ran, with what, and why it stopped."""
     found = [dict(flat(session)) for session in material.study.sessions]
+    for session in found:
+        if "pid" in session:
+            session["pid"] = str(session["pid"])  # a name, no quantity
     names = list(dict.fromkeys(name for session in found for name in session))
     return {"names": names, "rows": [[_time(session.get(name)) for name in names] for session in found]}
 
