@@ -15,7 +15,7 @@ from typing import Any
 from ranksearch.blocks import block_rules, examine_blocks
 from ranksearch.errors import Fault, SpecError, shown, without_login
 from ranksearch.sections import examine_section
-from ranksearch.space import Fixed, LogRange, Space, UniformRange, read_space
+from ranksearch.space import Fixed, Space, read_space
 from ranksearch.spec import METRICS, MOST, SECTIONS, DataSpec, ModelSpec, Spec
 from ranksearch.yamlfile import YamlFault, parse_yaml
 
@@ -341,15 +341,8 @@ def _cross_rules(
                 )
             )
     if space is not None and low is not None and high is not None:
-        warmup = space.domains["warmup_steps"]
-        longest = warmup.high if isinstance(warmup, LogRange | UniformRange) else max(warmup.values())
-        if "warmup_steps" in raw.get("space", {}) and longest >= high:
-            faults.append(
-                Fault(
-                    "`warmup_steps < max_steps` must hold",
-                    f"warmup_steps={longest}, max_steps={high}",
-                    "space.warmup_steps",
-                    "Lower warmup_steps.",
-                )
-            )
+        for name, longest in space.steps_at_most().items():
+            if name in raw.get("space", {}) and longest >= high:
+                rule, got = f"`{name} < max_steps` must hold", f"{name}={longest}, max_steps={high}"
+                faults.append(Fault(rule, got, f"space.{name}", f"Lower {name}."))
     return faults

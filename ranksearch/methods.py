@@ -240,6 +240,7 @@ METHODS: Mapping[str, MethodFacts] = {
                     "int",
                     low=1,
                     high=_STEPS,
+                    in_steps=True,
                     default=15,
                     meaning="Steps of a depth group before the next one has its turn.",
                 ),
@@ -259,7 +260,9 @@ METHODS: Mapping[str, MethodFacts] = {
             "(arXiv 2403.17919).",
             parameters={
                 "lisa_blocks": Parameter("int", low=1, high=_STEPS, default=2, meaning="Blocks trained at a time."),
-                "lisa_interval": Parameter("int", low=1, high=_STEPS, default=10, meaning="Steps between draws."),
+                "lisa_interval": Parameter(
+                    "int", low=1, high=_STEPS, in_steps=True, default=10, meaning="Steps between draws."
+                ),
             },
             ignores=_NO_ADAPTER,
             ranked=False,
@@ -290,7 +293,7 @@ METHODS: Mapping[str, MethodFacts] = {
             "LoRA whose B and A are trained in turn, B first: while B is 0, A has no gradient.",
             parameters={
                 "alternate_steps": Parameter(
-                    "int", low=1, high=_STEPS, default=5, meaning="Steps of one factor before the other."
+                    "int", low=1, high=_STEPS, in_steps=True, default=5, meaning="Steps of one factor before the other."
                 )
             },
             truncatable=True,
@@ -309,7 +312,7 @@ METHODS: Mapping[str, MethodFacts] = {
                     meaning="Share of each factor's elements that train on.",
                 ),
                 "mask_after": Parameter(
-                    "int", low=1, high=_STEPS, default=10, meaning="Steps before the mask is drawn."
+                    "int", low=1, high=_STEPS, in_steps=True, default=10, meaning="Steps before the mask is drawn."
                 ),
             },
             truncatable=True,

@@ -29,6 +29,8 @@ class Parameter:
     default: Any = None
     """Value when the spec is silent; None where the spec must speak."""
     options: tuple[str, ...] = ()
+    in_steps: bool = False
+    """Whether it counts optimizer steps, which means something only below a run's length."""
     meaning: str = ""
     """What it does, in a phrase; stands in the schema and in the reference page."""
 

@@ -199,13 +199,16 @@ def make_plan(
         notes.append(f"The space holds {distinct} {verb}, fewer than budget.trials={wanted}: each is searched once.")
     if len(budget.rungs) == 1:
         notes.append("min_steps equals max_steps: nothing can be stopped early.")
-    warmup = space.domains["warmup_steps"]
-    if isinstance(warmup, Fixed) and warmup.value >= budget.max_steps:
-        # The spec's own value is refused before; this is the default.
-        notes.append(
-            f"warmup_steps is {warmup.value} by default and max_steps {budget.max_steps}: the learning rate never "
-            "reaches its peak. Give space.warmup_steps, or more steps."
-        )
+    for name, steps in space.steps_at_most().items():
+        # The spec's own values are refused before; these are defaults.
+        if steps >= budget.max_steps:
+            notes.append(
+                f"{name} is {steps} by default and max_steps {budget.max_steps}: no run gets past it. Give "
+                f"space.{name}, or more steps."
+            )
+    for i, more in enumerate(spec.resources.more):
+        if (more.from_rank or 0) > top or (more.method or space.methods()[0]) not in space.methods():
+            notes.append(f"resources.more[{i}] fits no configuration of the space, so it changes nothing.")
     if max(space.batch_sizes()) > rows:
         notes.append(f"batch_size={max(space.batch_sizes())} is more than the {rows} training rows: rows repeat in it.")
     likely = sum(stage.steps_likely for stage in stages)

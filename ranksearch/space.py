@@ -80,6 +80,7 @@ PARAMETERS: Mapping[str, Parameter] = {
         "int",
         low=0,
         high=_MOST,
+        in_steps=True,
         default=10,
         meaning="Steps in which the rates rise from 0; after them they fall to 0 in a line.",
     ),
@@ -142,6 +143,15 @@ class Space:
         domain = self.domains["batch_size"]
         assert not isinstance(domain, LogRange | UniformRange), "batch_size is whole: read_space refuses other ranges"
         return tuple(sorted(domain.values()))
+
+    def steps_at_most(self) -> dict[str, int]:
+        """The largest value of every parameter that counts optimizer steps, by name."""
+        found = {}
+        for name, domain in self.domains.items():
+            if {**PARAMETERS, **own_parameters(owners(name))}[name].in_steps:
+                assert not isinstance(domain, LogRange | UniformRange), "steps are whole: read_space refuses others"
+                found[name] = max(domain.values())
+        return found
 
     def targets(self) -> tuple[str | tuple[str, ...], ...]:
         """Every choice of target modules."""

@@ -130,6 +130,21 @@ def test_a_default_warm_up_longer_than_the_run_is_told() -> None:
     assert not any("warmup" in note for note in plan(spec()).notes)
 
 
+def test_a_method_whose_turns_are_longer_than_the_run_by_default_is_told() -> None:
+    short = {"trials": 9, "min_steps": 2, "max_steps": 6, "reduction_factor": 3}
+    space = {"method": "sparse-mask", "r": {"choices": [2, 8]}, "learning_rate": 1e-3, "warmup_steps": 2}
+    told = plan(spec(budget=short, space=space)).notes
+    assert any("mask_after is 10 by default and max_steps 6: no run gets past it." in note for note in told)
+
+
+def test_resources_for_what_the_space_does_not_hold_are_told() -> None:
+    more = [{"from_rank": 512, "cpus_per_trial": 2}, {"method": "dora", "cpus_per_trial": 4}]
+    told = [n for n in plan(spec(resources={"more": more})).notes if "resources.more" in n]
+    assert [n.split()[0] for n in told] == ["resources.more[0]", "resources.more[1]"]
+    fits = [{"from_rank": 8, "cpus_per_trial": 2}, {"method": "lora", "cpus_per_trial": 2}]
+    assert not any("resources" in n for n in plan(spec(resources={"more": fits})).notes)
+
+
 def test_a_batch_larger_than_the_training_part_is_told() -> None:
     assert any("batch_size=32 is more than the 20 training rows" in n for n in plan(spec(), rows=20).notes)
     assert not any("batch_size" in note for note in plan(spec()).notes)

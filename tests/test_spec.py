@@ -303,3 +303,20 @@ def test_a_spec_with_every_default_written_out_is_as_sound_as_without(tmp_path: 
     objective = {"metric": "eval/nll", "direction": "minimize", "tolerance": 0.1}
     found = examine_values(raw | {"data": block, "objective": objective}, source="x", base_dir=tmp_path)
     assert not found.faults
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        ("lora", "warmup_steps", 130),
+        ("sparse-mask", "mask_after", {"choices": [10, 130]}),
+        ("lisa", "lisa_interval", {"int": [5, 200]}),
+        ("alternate-ab", "alternate_steps", 500),
+        ("layer-scale", "turn_steps", 130),
+    ],
+)
+def test_steps_that_no_run_gets_past_are_refused(tmp_path: Path, method: str, name: str, value: Any) -> None:
+    ranks = {} if method == "lisa" else {"r": {"choices": [2, 8]}}
+    space = {"method": method, "learning_rate": 1e-3, name: value, **ranks}
+    (fault,) = faults(tmp_path, space=space)
+    assert f"`{name} < max_steps` must hold" in fault and "max_steps=130" in fault
