@@ -15,7 +15,7 @@ from rich.text import Text
 from ranksearch.plan import Plan
 from ranksearch.records import TrialRecord
 
-__all__ = ["LiveView", "best_line", "duration", "sparkline", "stage_counts"]
+__all__ = ["LiveView", "done_line", "best_line", "duration", "sparkline", "stage_counts"]
 
 _LATEST = 5
 """Trials that ended, shown below those that run."""
@@ -106,10 +106,7 @@ class LiveView:
         return table
 
     def _progress(self) -> Text:
-        finished = sum(t.finished for t in self.trials.values())
-        text = Text(f"{finished} of about {self.plan.runs_most} trials")
-        if self.left is not None:
-            text.append(f", about {duration(self.left)} left")
+        text = Text(done_line(self.plan, self.trials.values(), self.left))
         best = best_line(self.trials.values(), self.metric, self.sign)
         if best:
             text.append("   best so far ")
@@ -129,6 +126,13 @@ class LiveView:
             done = sum(t.state == "COMPLETE" for t in runs)
             text += f", of {', '.join(map(str, ranks))}: {done} of {len(runs)} runs with fresh seeds are in"
         return Text(text, style="dim", overflow="fold")
+
+
+def done_line(plan: Plan, trials: Iterable[TrialRecord], left: float | None) -> str:
+    """How many trials are over, of about how many, and the seconds left where they can be told."""
+    every = list(trials)
+    told = f"{sum(t.finished for t in every)} of about {max(plan.runs_most, len(every))} trials"
+    return told if left is None else f"{told}, about {duration(left)} left"
 
 
 def stage_counts(plan: Plan, trials: Iterable[TrialRecord]) -> dict[str, tuple[int, int, int]]:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ranksearch.plan import Plan
 from ranksearch.records import StudyRecord, TrialRecord
-from ranksearch.search.live import LiveView, duration
+from ranksearch.search.live import LiveView, done_line
 
 __all__ = ["Progress"]
 
@@ -88,19 +88,16 @@ class Progress:
         return Text(f"{what} {t.state}{at}{why}{left}")
 
     def _done(self) -> str:
-        finished = sum(t.finished for t in self._trials.values())
-        total = self._plan.runs_most
-        eta = self._eta()
-        return f"{finished} of about {total} trials" + (f", about {duration(eta)} left" if eta is not None else "")
+        return done_line(self._plan, self._trials.values(), self._eta())
 
     def _eta(self) -> float | None:
         """Seconds left, by the steps that are likely still to run and the pace so far."""
         steps = sum(t.cost.steps for t in self._trials.values())
         ran = steps - (self._steps_before or 0)
         seconds = time.monotonic() - self._began
-        if ran <= 0 or seconds < 5:
-            return None
-        return max(0.0, self._plan.steps_likely - steps) * seconds / ran
+        ahead = self._plan.steps_likely - steps
+        # More seeds and more ranks than planned come where they may change the answer: then nobody knows.
+        return None if ran <= 0 or seconds < 5 or ahead <= 0 else ahead * seconds / ran
 
     def _view(self) -> LiveView:
         return LiveView(self._plan, self._metric, self._sign, dict(self._trials), self._eta())
