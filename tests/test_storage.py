@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,7 +18,8 @@ import pytest
 
 from ranksearch.errors import SpecError, StoreError
 from ranksearch.search.shelf import Shelf
-from ranksearch.storage import Mirror, Storage, bring, holds, mirror, studies
+from ranksearch.storage import Mirror, Storage, hold, holds, mirror, place, pull, studies
+from ranksearch.storage.place import Stamp
 from tests.studies import environment, ranksearch, write_inputs, write_spec
 
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "planted-secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -50,12 +51,18 @@ def uri(server: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReq
 @pytest.fixture(autouse=True)
 def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mirror, "_PASS_SECONDS", 0.05)
-    monkeypatch.setattr(mirror, "_SETTLE_SECONDS", 0.1)
-    monkeypatch.setattr(mirror, "_BEAT_SECONDS", 0.1)
+    monkeypatch.setattr(hold, "_SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr(hold, "_BEAT_SECONDS", 0.1)
 
 
-def silent(text: str) -> None:
+def silent(text: str = "the hold was lost") -> None:
     pytest.fail(f"nothing was to be told, but: {text}")
+
+
+def mirroring(
+    storage: Storage, folder: Path, *, begins: bool = False, told: Any = silent, lost: Any = silent
+) -> Mirror:
+    return Mirror(storage, folder, begins=begins, notify=told, on_lost=lost)
 
 
 def made(folder: Path, **files: str) -> Path:
@@ -73,17 +80,18 @@ def wait_for(condition: Any, seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
-def test_what_is_put_is_got_with_its_time_and_listed_by_what_follows_its_prefix(uri: str, tmp_path: Path) -> None:
+def test_what_is_put_is_got_and_listed_by_what_follows_its_prefix(uri: str, tmp_path: Path) -> None:
     storage = Storage(uri)
     (tmp_path / "a").write_text("one")
     stamp = storage.put(tmp_path / "a", "x/y/a")
-    assert (tmp_path / "a").stat().st_mtime_ns == stamp.mtime_ns
     assert storage.list("x") == {"y/a": stamp}
+    assert storage.list("") == {"x/y/a": stamp}
     assert storage.stat("x/y/a") == stamp
-    storage.get("x/y/a", tmp_path / "deep" / "b")
+    assert storage.get("x/y/a", tmp_path / "deep" / "b") == stamp
     assert (tmp_path / "deep" / "b").read_text() == "one"
-    assert (tmp_path / "deep" / "b").stat().st_mtime_ns == stamp.mtime_ns
     assert os.listdir(tmp_path / "deep") == ["b"]
+    (tmp_path / "a").write_text("")
+    assert storage.put(tmp_path / "a", "x/y/a").size == 0
     storage.remove("x/y/a")
     storage.remove("x/y/a")
     assert storage.stat("x/y/a") is None
@@ -97,20 +105,82 @@ def test_what_is_put_is_got_with_its_time_and_listed_by_what_follows_its_prefix(
         ("/a/folder", "object storage must have an address"),
         ("file:///a/folder", "object storage must have an address"),
         ("s3://", "object storage must have an address"),
-        ("s3://key:planted-secret@bucket/x", "the address of object storage must hold no password"),
-        ("s3://bucket/x?nonsense=1", "object storage must have an address that can be read"),
+        ("s3://[", "object storage must have an address"),
+        ("s3://key:planted-secret@bucket/x", "the address of object storage must hold no login"),
+        ("s3://key:pl/planted-secret+x@bucket/x", "the address of object storage must hold no login"),
+        (
+            "s3://bucket/x?endpoint_override=http://u:planted-secret@h",
+            "the address of object storage must hold no login",
+        ),
+        ("s3://bucket/x?secret_key=planted-secret", "the address of object storage must hold no secret"),
     ],
 )
-def test_addresses_that_are_none_are_refused_and_passwords_are_not_repeated(address: str, rule: str) -> None:
+def test_addresses_that_are_none_are_refused_and_secrets_are_not_repeated(address: str, rule: str) -> None:
     with pytest.raises(SpecError) as caught:
         Storage(address)
     assert caught.value.faults[0].rule == rule
     assert "planted-secret" not in str(caught.value)
 
 
-def test_a_bucket_that_is_not_there_is_the_machines_fault_and_says_what_to_do(uri: str) -> None:
+def test_nothing_is_asked_before_it_is_needed_and_what_is_away_is_the_machines_fault(uri: str) -> None:
+    away = Storage("s3://bucket/x?endpoint_override=127.0.0.1:9&scheme=http&region=us-east-1")
+    with pytest.raises(StoreError, match="See that the bucket exists"):
+        away.write("x", b"")
     with pytest.raises(StoreError, match="See that the bucket exists"):
         Storage(uri.replace("bucket-", "other-")).write("x", b"")
+    with pytest.raises(StoreError, match="can't be read"):
+        Storage("s3://bucket/x?nonsense=planted-secret").list("")
+
+
+class Interfered:
+    """pyarrow's file system, with something done before one of its calls."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.there, root = storage._opened
+        storage.__dict__["_opened"] = (self, root)
+        self.before_read: Any = None
+        self.fail_at_write = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.there, name)
+
+    def open_input_stream(self, path: str) -> Any:
+        if self.before_read is not None:
+            self.before_read()
+        return self.there.open_input_stream(path)
+
+    @contextlib.contextmanager
+    def open_output_stream(self, path: str) -> Iterator[Any]:
+        with self.there.open_output_stream(path) as stream:
+            yield self if self.fail_at_write else stream
+            self.stream = stream
+
+    def write(self, chunk: bytes) -> None:
+        self.fail_at_write -= 1
+        if not self.fail_at_write:
+            raise KeyboardInterrupt
+
+
+def test_an_upload_that_is_cut_off_leaves_no_part_of_an_object(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(place, "_CHUNK", 10)
+    storage = Storage(uri)
+    (tmp_path / "a").write_text("x" * 100)
+    Interfered(storage).fail_at_write = 3
+    with pytest.raises(KeyboardInterrupt):
+        storage.put(tmp_path / "a", "a")
+    assert Storage(uri).stat("a") is None
+
+
+def test_an_object_that_is_replaced_while_it_is_read_comes_whole(uri: str, tmp_path: Path) -> None:
+    storage, other = Storage(uri), Storage(uri)
+    storage.write("a", b"old")
+    versions = [b"a newer one", b"the newest one of all"]
+    Interfered(storage).before_read = lambda: versions and other.write("a", versions.pop(0))
+    stamp = storage.get("a", tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == b"the newest one of all"
+    assert stamp == other.stat("a")
 
 
 def test_a_study_is_copied_while_it_runs_and_its_record_comes_last(uri: str, tmp_path: Path) -> None:
@@ -118,7 +188,7 @@ def test_a_study_is_copied_while_it_runs_and_its_record_comes_last(uri: str, tmp
     order: list[str] = []
     put = storage.put
     storage.put = lambda path, key: order.append(key) or put(path, key)  # type: ignore[method-assign, func-returns-value]
-    with Mirror(storage, folder, silent, silent):  # type: ignore[arg-type]
+    with mirroring(storage, folder, begins=True):
         wait_for(lambda: holds(storage, "s"))
         assert order == ["studies/s/trials/00000", "studies/s/study.json"]
         assert "driver.json" in storage.list("studies/s")
@@ -129,63 +199,84 @@ def test_a_study_is_copied_while_it_runs_and_its_record_comes_last(uri: str, tmp
     assert order.count("studies/s/trials/00000") == 1
 
 
-def test_what_is_newer_there_comes_and_what_is_newer_here_goes(uri: str, tmp_path: Path) -> None:
-    storage, here, other = Storage(uri), made(tmp_path / "a" / "s", one="1", two="1"), tmp_path / "b" / "s"
-    with Mirror(storage, here, silent, silent):  # type: ignore[arg-type]
+def test_what_changed_there_comes_and_what_changed_here_goes_whatever_the_clocks_say(uri: str, tmp_path: Path) -> None:
+    storage, here, other = Storage(uri), made(tmp_path / "a" / "s", one="1", two="1", three="1"), tmp_path / "b" / "s"
+    with mirroring(storage, here, begins=True):
         pass
-    assert bring(storage, other) == 3
-    assert bring(storage, other) == 0
-    (other / "one").write_text("2")
-    old = storage.stat("studies/s/two")
-    assert old is not None
-    while storage.write("studies/s/two", b"2").mtime_ns == old.mtime_ns:
-        time.sleep(0.1)
-    with Mirror(storage, other, silent, silent):  # type: ignore[arg-type]
+    assert pull(storage, other) == 4
+    assert pull(storage, other) == 0
+    for name in ("one", "three"):
+        (other / name).write_text("of b")
+        os.utime(other / name, (1, 1))
+    for name in ("two", "three"):
+        storage.write(f"studies/s/{name}", b"from elsewhere")
+    with mirroring(storage, other):
         pass
-    assert (other / "one").read_text() == "2"
-    assert (other / "two").read_text() == "2"
-    assert storage.read("studies/s/one") == b"2"
+    assert (other / "one").read_bytes() == storage.read("studies/s/one") == b"of b"
+    assert (other / "two").read_text() == (other / "three").read_text() == "from elsewhere"
+    assert pull(storage, here) == 3
+    assert (here / "one").read_text() == "of b"
 
 
-def test_an_object_whose_key_leads_out_of_the_folder_is_left_where_it_is(tmp_path: Path) -> None:
-    class Forged:
-        def list(self, prefix: str) -> dict[str, Any]:
-            return {"../../evil": mirror.Stamp(1, 1)}
+def test_a_record_that_is_torn_here_is_taken_from_the_storage(uri: str, tmp_path: Path) -> None:
+    storage, folder = Storage(uri), made(tmp_path / "s", **{"trials__00000.json": '{"number": 0}'})
+    with mirroring(storage, folder, begins=True):
+        pass
+    (folder / "study.json").write_text('{"study_')
+    (folder / "trials" / "00000.json").write_text("")
+    with mirroring(storage, folder):
+        pass
+    assert (folder / "study.json").read_text() == '{"study_id": "a"}'
+    assert (folder / "trials" / "00000.json").read_text() == '{"number": 0}'
+    assert storage.read("studies/s/study.json") == b'{"study_id": "a"}'
 
-        def get(self, key: str, path: Path) -> None:
+
+def test_an_object_whose_key_leads_out_of_the_folder_is_left_where_it_is(uri: str, tmp_path: Path) -> None:
+    class Forged(Storage):
+        def list(self, prefix: str) -> dict[str, Stamp]:
+            return {key: Stamp(1, 1) for key in ("../../evil", "/etc/evil", "lease", ".hidden", "driver.json-x")}
+
+        def get(self, key: str, path: Path) -> Stamp:
             pytest.fail(f"{key} was to stay")
 
-    assert bring(Forged(), tmp_path / "s") == 0  # type: ignore[arg-type]
+    assert pull(Forged(uri), tmp_path / "s") == 0
 
 
 def test_a_second_driver_is_refused_until_the_first_is_silent_for_long(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage, first, second = Storage(uri), made(tmp_path / "a" / "s"), made(tmp_path / "b" / "s")
-    with Mirror(storage, first, silent, silent):  # type: ignore[arg-type]
+    with mirroring(storage, first, begins=True):
         with pytest.raises(StoreError, match=f"in use by another driver: .*{os.getpid()}"):
-            Mirror(storage, second, silent, silent).__enter__()  # type: ignore[arg-type]
-    storage.write("studies/s/driver.json", json.dumps({"id": "dead", "host": "elsewhere"}).encode())
+            mirroring(storage, second).__enter__()
+    storage.write("studies/s/driver.json", json.dumps({"id": "dead", "folder": "elsewhere"}).encode())
     with pytest.raises(StoreError, match="elsewhere"):
-        Mirror(storage, second, silent, silent).__enter__()  # type: ignore[arg-type]
-    monkeypatch.setattr(mirror, "_DEAD_AFTER_SECONDS", -1)
-    with Mirror(storage, second, silent, silent):  # type: ignore[arg-type]
+        mirroring(storage, second).__enter__()
+    assert json.loads(storage.read("studies/s/driver.json") or b"")["id"] == "dead"
+    monkeypatch.setattr(hold, "_DEAD_AFTER_SECONDS", -1)
+    with mirroring(storage, second):
         pass
 
 
 def test_a_driver_that_died_in_this_very_folder_is_followed_at_once(uri: str, tmp_path: Path) -> None:
     storage, folder = Storage(uri), made(tmp_path / "s")
-    dead = {"id": "dead", "host": socket.gethostname(), "folder": str(folder), "pid": 1}
-    storage.write("studies/s/driver.json", json.dumps(dead).encode())
-    with Mirror(storage, folder, silent, silent):  # type: ignore[arg-type]
+    with mirroring(storage, folder, begins=True):
+        dead = storage.read("studies/s/driver.json") or b""
+    storage.write("studies/s/driver.json", dead)
+    with mirroring(storage, folder):
         assert json.loads(storage.read("studies/s/driver.json") or b"")["pid"] == os.getpid()
+    # Another machine whose host and path have the same names is not this one.
+    shutil.rmtree(folder)
+    storage.write("studies/s/driver.json", dead)
+    with pytest.raises(StoreError, match="in use by another driver"):
+        mirroring(storage, made(folder)).__enter__()
 
 
 def test_a_driver_that_lost_its_hold_stops_and_copies_nothing_more(uri: str, tmp_path: Path) -> None:
     storage, folder = Storage(uri), made(tmp_path / "s")
     told: list[str] = []
     lost: list[bool] = []
-    with Mirror(storage, folder, told.append, lambda: lost.append(True)):
+    with mirroring(storage, folder, begins=True, told=told.append, lost=lambda: lost.append(True)):
         wait_for(lambda: holds(storage, "s"))
         storage.write("studies/s/driver.json", b'{"id": "another"}')
         wait_for(lambda: lost)
@@ -195,32 +286,69 @@ def test_a_driver_that_lost_its_hold_stops_and_copies_nothing_more(uri: str, tmp
     assert storage.read("studies/s/driver.json") == b'{"id": "another"}'
 
 
-def test_another_study_of_the_name_is_not_written_over(uri: str, tmp_path: Path) -> None:
+def test_a_driver_that_was_away_while_another_finished_the_study_writes_nothing_over_it(
+    uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage, first, second = Storage(uri), made(tmp_path / "a" / "s"), made(tmp_path / "b" / "s")
+    lost: list[bool] = []
+    told: list[str] = []
+    monkeypatch.setattr(hold, "_BEAT_SECONDS", 1e9)
+    with mirroring(storage, first, begins=True, told=told.append, lost=lambda: lost.append(True)) as away:
+        wait_for(lambda: holds(storage, "s"))
+        monkeypatch.setattr(hold, "_DEAD_AFTER_SECONDS", -1)
+        with mirroring(storage, second):
+            made(second, **{"study.json": '{"study_id": "a", "state": "DONE"}'})
+        assert storage.stat("studies/s/driver.json") is None
+        away._hold._beaten -= 1000
+        made(first, **{"study.json": '{"study_id": "a", "state": "RUNNING"}'})
+        wait_for(lambda: lost)
+    assert b"DONE" in (storage.read("studies/s/study.json") or b"")
+
+
+def test_another_study_of_the_name_is_neither_written_over_nor_mixed_in(uri: str, tmp_path: Path) -> None:
     storage = Storage(uri)
     storage.write("studies/s/study.json", b'{"study_id": "b"}')
     with pytest.raises(StoreError, match="another study named s"):
-        Mirror(storage, made(tmp_path / "s"), silent, silent).__enter__()  # type: ignore[arg-type]
+        mirroring(storage, made(tmp_path / "s")).__enter__()
+    with pytest.raises(StoreError, match="another study named s"):
+        pull(storage, tmp_path / "s")
+    (tmp_path / "new").mkdir()
+    storage.write("studies/new/study.json", b'{"study_id": "b"}')
+    with pytest.raises(SpecError, match="a new study must have a new name"):
+        mirroring(storage, tmp_path / "new", begins=True).__enter__()
+    assert set(storage.list("studies/s")) == set(storage.list("studies/new")) == {"study.json"}
+
+
+def test_what_a_driver_left_that_died_before_its_study_began_is_not_taken_for_its_own(uri: str, tmp_path: Path) -> None:
+    storage, folder = Storage(uri), tmp_path / "s"
+    storage.write("studies/s/trials/00000.json", b"{}")
+    folder.mkdir()
+    with mirroring(storage, folder, begins=True):
+        assert not (folder / "trials").exists()
+        made(folder)
     assert set(storage.list("studies/s")) == {"study.json"}
 
 
 def test_a_storage_that_is_away_for_a_while_gets_everything_later(uri: str, tmp_path: Path) -> None:
-    storage, folder, told = Storage(uri), made(tmp_path / "s"), list[str]()
+    storage, folder, told = Storage(uri), made(tmp_path / "s", data="x", other="x"), list[str]()
     put, away = storage.put, [True]
 
     def failing(path: Path, key: str) -> Any:
-        if away[0]:
-            raise StoreError("it is away.")
+        if away[0] and path.name == "data":
+            raise PermissionError(13, "not for you")
         return put(path, key)
 
     storage.put = failing  # type: ignore[method-assign]
-    with Mirror(storage, folder, told.append, silent):  # type: ignore[arg-type]
+    with mirroring(storage, folder, begins=True, told=told.append):
+        wait_for(lambda: "other" in storage.list("studies/s"))
         wait_for(lambda: told)
         time.sleep(0.2)
-        assert len(told) == 1 and "it is away" in told[0]
+        assert len(told) == 1 and "not for you" in told[0]
+        assert not holds(storage, "s"), "the study's record was to wait for what it speaks of"
         away[0] = False
         wait_for(lambda: holds(storage, "s"))
         wait_for(lambda: len(told) == 2)
-    assert "answers again" in told[1]
+    assert "takes copies again" in told[1]
 
 
 def test_workers_without_the_folder_keep_adapters_in_the_storage(uri: str, tmp_path: Path) -> None:
@@ -232,8 +360,11 @@ def test_workers_without_the_folder_keep_adapters_in_the_storage(uri: str, tmp_p
     shelf.check()
     assert shelf.put(7, save) == "adapters/00007"
     assert not (tmp_path / "nowhere").exists()
-    with Shelf(str(tmp_path / "elsewhere" / "s"), uri).opened("adapters/00007") as folder:
+    elsewhere = Shelf(str(tmp_path / "elsewhere" / "s"), uri)
+    with elsewhere.opened("adapters/00007") as folder:
         assert (folder / "inner" / "weights").read_text() == "w"
+    with pytest.raises(StoreError, match="nobody has put that adapter there"), elsewhere.opened("adapters/00008"):
+        pass
     with pytest.raises(FileNotFoundError, match="does not reach"):
         Shelf(str(tmp_path / "nowhere" / "s"), None).check()
 

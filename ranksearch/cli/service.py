@@ -49,7 +49,8 @@ def pull(study: str) -> None:
     \b
     Example: ranksearch pull quickstart
     """
-    from ranksearch.storage import Storage, bring, holds, studies
+    from ranksearch.storage import Storage, holds, studies
+    from ranksearch.storage import pull as bring
     from ranksearch.store import Store, StudyFolder, default_home
 
     storage = Storage.of_environment()
@@ -59,7 +60,7 @@ def pull(study: str) -> None:
     if not holds(storage, study):
         there = ", ".join(studies(storage)) or "none"
         rule = "the study must be in the storage"
-        raise SpecError(Fault(rule, shown(study), storage.uri, f"The studies there are: {there}."))
+        raise SpecError(Fault(rule, shown(study), storage.shown, f"The studies there are: {there}."))
     folder = StudyFolder(Store(default_home()).folder(study))
     with folder.lease():
         came = bring(storage, folder.path)

@@ -12,7 +12,7 @@ import click
 
 from ranksearch.cli.common import json_option, say, stdout_for_json, told
 from ranksearch.cli.handover import hand_over
-from ranksearch.errors import Fault, InputError, RankSearchError, SpecError
+from ranksearch.errors import Fault, InputError, RankSearchError, SpecError, StoreError
 
 if TYPE_CHECKING:
     from ranksearch.records import StudyRecord, TrialRecord
@@ -150,7 +150,8 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
         say(note)
     name = setup.spec.name
     folder = StudyFolder(store.folder(name))
-    with folder.lease(), mirrored(storage, folder.path, say, _stop_here) as mirror:
+    mirror_of = mirrored(storage, folder.path, begins=not resume, notify=say, on_lost=_stop_here)
+    with folder.lease(), mirror_of as mirror:
         for note in folder.mend() if resume else ():
             say(note)
         record = resume_study(folder.study(), setup) if resume else begin_study(setup)
@@ -180,7 +181,11 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
                 )
             trials = folder.trials()
             if mirror is not None and record.test is not None:
-                mirror.bring(f"adapters/{record.test.trial:05d}")
+                try:
+                    mirror.bring(f"adapters/{record.test.trial:05d}")
+                except StoreError as error:
+                    # The answer stands; `pull` gets the adapter later.
+                    progress.message(str(error))
             record = record.model_copy(
                 update={"result": result_json(record, trials, tracker.describe(), str(folder.path))}
             )
@@ -213,7 +218,7 @@ def _refuse_name(name: str, store: Store, storage: Storage | None, resume: bool)
         raise SpecError(
             Fault(
                 "a new study must have a new name",
-                f"{name}, which exists " + (f"under {store.home}" if here else f"at {storage and storage.uri}"),
+                f"{name}, which exists " + (f"under {store.home}" if here else f"at {storage and storage.shown}"),
                 "name",
                 "Add --resume to go on with it, or choose another name (name=...).",
             )

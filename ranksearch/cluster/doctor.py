@@ -175,10 +175,10 @@ def _bucket() -> Iterator[Finding]:
         yield Finding("object storage", "bad", str(error), "Correct RANKSEARCH_STORAGE, the bucket or the credentials.")
         return
     if there:
-        yield Finding("object storage", "good", f"{storage.uri} can be listed, read and written.")
+        yield Finding("object storage", "good", f"{storage.shown} can be listed, read and written.")
     else:
         remedy = "Take a storage that is consistent after writes, as S3 is."
-        yield Finding("object storage", "bad", f"{storage.uri} does not show what was just written.", remedy)
+        yield Finding("object storage", "bad", f"{storage.shown} does not show what was just written.", remedy)
 
 
 def _secrets() -> Iterator[Finding]:

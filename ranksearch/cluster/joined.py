@@ -190,7 +190,7 @@ class _Bucket:
 
     @property
     def told(self) -> str:
-        return f"the storage {self.uri}"
+        return f"the storage {Storage(self.uri).shown}"
 
     def read(self, name: str) -> str | None:
         content = Storage(self.uri).read(f"{self.prefix}/{name}")

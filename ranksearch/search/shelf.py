@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ranksearch.errors import StoreError
 from ranksearch.storage import Storage, prefix_of
 
 __all__ = ["Shelf"]
@@ -76,7 +77,10 @@ class Shelf:
             return
         with tempfile.TemporaryDirectory(prefix="ranksearch-adapter-") as folder:
             prefix = f"{prefix_of(self._folder.name)}/{place}"
-            for inner in self._storage.list(prefix):
+            found = self._storage.list(prefix)
+            if not found:
+                raise StoreError(f"{self._storage.shown} holds no {prefix}: nobody has put that adapter there yet.")
+            for inner in found:
                 self._storage.get(f"{prefix}/{inner}", Path(folder) / inner)
             yield Path(folder)
 

@@ -3,7 +3,8 @@
 Knows folders and objects; nothing of what the records in them mean.
 """
 
-from ranksearch.storage.mirror import Mirror, bring, holds, mirrored, prefix_of, studies
+from ranksearch.storage.copies import holds, prefix_of, pull, studies
+from ranksearch.storage.mirror import Mirror, mirrored
 from ranksearch.storage.place import Storage
 
-__all__ = ["Mirror", "Storage", "bring", "holds", "mirrored", "prefix_of", "studies"]
+__all__ = ["Mirror", "Storage", "holds", "mirrored", "prefix_of", "pull", "studies"]
