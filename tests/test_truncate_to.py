@@ -82,11 +82,25 @@ def test_a_study_whose_strategy_draws_by_itself_is_opened_from_its_record(done: 
     assert setup.prepared.facts["parts"]["eval"]["sha256"] == study.data["parts"]["eval"]["sha256"]
 
 
+def test_the_rows_that_the_study_kept_do_where_its_data_files_are_gone(done: Ran, tmp_path: Path) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(done.folder, folder)
+    study = Store(folder / ".ranksearch").open("tiny")
+    study.write_study(study.study().model_copy(update={"base_dir": str(folder)}))
+    (folder / "train.csv").unlink()
+    ran = ranksearch(folder, "export", "tiny", "--to", "peft", "--out", "out", "--truncate-to", "2")
+    assert ran.code == 0, ran.err
+    _, reference = records(done.folder)
+    point = next(p for p in reference.truncation if (p.kind, p.r) == ("uniform", 2))
+    assert f"eval/nll {point.metrics['eval/nll']:.4f} on the eval rows" in ran.err
+
+
 def test_data_that_has_changed_since_is_refused(done: Ran, tmp_path: Path) -> None:
     folder = tmp_path / "moved"
     shutil.copytree(done.folder, folder)
     study = Store(folder / ".ranksearch").open("tiny")
     study.write_study(study.study().model_copy(update={"base_dir": str(folder)}))
+    shutil.rmtree(study.path / "data")
     lines = (folder / "train.csv").read_text().splitlines()
     (folder / "train.csv").write_text("\n".join(lines[:-20]) + "\n")
     ran = ranksearch(folder, "export", "tiny", "--to", "peft", "--out", "out", "--truncate-to", "2")

@@ -134,11 +134,14 @@ def check_study(path: Path, overrides: Sequence[str] = (), *, trust_remote_code:
     return check_examined(examine_spec(path, overrides), trust_remote_code=trust_remote_code)
 
 
-def check_examined(examined: Examination, *, trust_remote_code: bool = False) -> Checked:
+def check_examined(
+    examined: Examination, *, prepared: Prepared | None = None, trust_remote_code: bool = False
+) -> Checked:
     """Finds every fault of a study whose spec was read.
 
     Args:
         examined: The spec.
+        prepared: Its rows where they are there already; then no data file is looked at.
         trust_remote_code: As for `check_study`.
 
     Raises:
@@ -151,8 +154,7 @@ def check_examined(examined: Examination, *, trust_remote_code: bool = False) ->
     if examined.model is not None and not untrusted:
         located, tokenizer, more = _tokenizer(examined.model, examined.base_dir)
         faults += more
-    prepared = None
-    if examined.data is not None and examined.task in ("classification", "generation"):
+    if prepared is None and examined.data is not None and examined.task in ("classification", "generation"):
         task: Any = examined.task
         # The split is the same whatever the study's seed: studies on one data set can then be compared.
         data = check_data(examined.data, task, examined.base_dir, tokenizer)

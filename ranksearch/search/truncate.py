@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ranksearch.data import Prepared
 from ranksearch.errors import Fault, InputError, SpecError
 from ranksearch.examine import examine_values
 from ranksearch.methods import METHODS
@@ -70,7 +71,7 @@ def truncate_study(folder: StudyFolder, to: int | Literal["auto"], out: Path) ->
     if to != "auto" and not 1 <= to < trial.config.r:
         rule = "a truncated rank must be at least 1 and below the adapter's own"
         raise SpecError(Fault(rule, f"{to}, r={trial.config.r}", "--truncate-to", "Give a smaller rank, or auto."))
-    setup = reopen(study)
+    setup = reopen(study, folder.path / "data")
     point = _smallest(setup, trial) if to == "auto" else None
     ranks = to if point is None else point.rank_pattern or point.r
     assert ranks != "auto" and trial.adapter is not None, "both were settled above"
@@ -88,11 +89,16 @@ def truncate_study(folder: StudyFolder, to: int | Literal["auto"], out: Path) ->
     )
 
 
-def reopen(study: StudyRecord) -> StudySetup:
-    """A study's setup, from its record alone.
+def reopen(study: StudyRecord, rows: Path | None = None) -> StudySetup:
+    """A study's setup, from its record.
+
+    Args:
+        study: The record.
+        rows: Where the study kept its tokenised rows; without them, its data files are read again.
 
     Raises:
         InputError: When its data or model can't be read any more, or the rows are others.
+        StoreError: When the rows that it kept are not whole.
     """
     base = Path(study.base_dir or ".")
     # What precision came to was settled when the study began; measuring it again could differ.
@@ -100,7 +106,8 @@ def reopen(study: StudyRecord) -> StudySetup:
     if spec["strategy"] in ("grid", "random"):
         # The record names the default sampler, which such a study doesn't use and a spec of one may not name.
         spec["sampler"] = spec["strategy"]
-    checked = check_examined(examine_values(spec, source=f"study {study.name}", base_dir=base))
+    kept = Prepared.load(rows) if rows is not None and (rows / "prepared.json").is_file() else None
+    checked = check_examined(examine_values(spec, source=f"study {study.name}", base_dir=base), prepared=kept)
     setup = checked.setup()
     before, now = comparable(spec, study.data), comparable(spec, setup.prepared.facts)
     changed = [key for key in before if key.startswith("data.") and before[key] != now.get(key)]
