@@ -268,7 +268,7 @@ METHODS: Mapping[str, MethodFacts] = {
             ranked=False,
             mutates_base=True,
             saved="own",
-            step_cost=1.25,
+            step_cost=1.3,
             blocks=lambda own: int(own["lisa_blocks"]),
             _size=_base,
         ),
@@ -297,7 +297,6 @@ METHODS: Mapping[str, MethodFacts] = {
                 )
             },
             truncatable=True,
-            step_cost=0.95,
         ),
         MethodFacts(
             "sparse-mask",
