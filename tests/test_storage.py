@@ -372,8 +372,10 @@ def test_workers_without_the_folder_keep_adapters_in_the_storage(uri: str, tmp_p
 @pytest.mark.timeout(600)
 def test_a_study_whose_driver_and_disk_are_lost_goes_on_elsewhere_to_the_same_end(uri: str, tmp_path: Path) -> None:
     write_inputs(tmp_path)
-    budget = {"trials": 4, "min_steps": 40, "max_steps": 120, "reduction_factor": 3}
-    write_spec(tmp_path, budget=budget, seeds=2)
+    # Without a draw: which trials run must not depend on when one ends.
+    space = {"r": {"choices": [2, 4, 8]}, "learning_rate": 3.0e-3, "batch_size": 16, "warmup_steps": 3}
+    budget = {"trials": 3, "min_steps": 40, "max_steps": 120, "reduction_factor": 3}
+    write_spec(tmp_path, space=space, strategy="grid", budget=budget, seeds=2, max_seeds=2)
     there = {"RANKSEARCH_STORAGE": uri, **KEYS}
     undisturbed = ranksearch(tmp_path, "search", "spec.yaml", "--json", timeout=300)
     assert undisturbed.code == 0, undisturbed.err
