@@ -48,9 +48,10 @@ def test_a_study_that_everything_happens_to_ends_as_the_undisturbed_one(undistur
 
 def test_nobody_gets_in_without_or_with_a_wrong_secret(services: Services) -> None:
     experiments = f"{services.mlflow_uri}/api/2.0/mlflow/experiments/search?max_results=1"
-    for url in (f"{services.address}/api/jobs/", experiments):
+    # A wrong token, and the password "x" of admin.
+    for url, wrong in ((f"{services.address}/api/jobs/", "Bearer " + "x" * 64), (experiments, "Basic YWRtaW46eA==")):
         assert refused(url) == 401
-        assert refused(url, "Bearer " + "x" * 64) in (401, 403)
+        assert refused(url, wrong) in (401, 403)
     for variables in ({"RAY_AUTH_TOKEN_PATH": "", "RAY_AUTH_TOKEN": "x" * 64}, {"RAY_AUTH_TOKEN_PATH": ""}):
         done = services.ranksearch("list", "--address", services.address, **variables)
         assert done.returncode == 1 and "token" in done.stderr and "Traceback" not in done.stderr
