@@ -76,19 +76,18 @@ class Mirror:
         try:
             self._hold.take()
             refuse_other(self.storage, self.folder)
-            there = holds(self.storage, self.folder.name)
-            if self._begins and there:
+            if self._begins and holds(self.storage, self.folder.name):
                 rule, remedy = "a new study must have a new name", "Add --resume, or choose another name (name=...)."
                 got = f"{self.folder.name}, which exists at {self.storage.shown}"
                 raise SpecError(Fault(rule, got, "name", remedy))
-            if there:
-                self._known = load_known(self.folder)
-                bring(self.storage, self.folder, self._known, without="adapters")
+            if self._begins:
+                self._clear()
             else:
-                # What a driver left that died before its study had begun.
-                for key in self.storage.list(self._prefix):
-                    if key != HOLD:
-                        self.storage.remove(f"{self._prefix}/{key}")
+                known = load_known(self.folder)
+                bring(self.storage, self.folder, known, without="adapters")
+                # What is not there any more, or never was in this storage, goes there again.
+                listed = self.storage.list(self._prefix)
+                self._known = {key: pair for key, pair in known.items() if listed.get(key) == pair[1]}
             save_known(self.folder, self._known)
         except BaseException:
             self._hold.release()
@@ -113,6 +112,16 @@ class Mirror:
     def bring(self, within: str) -> None:
         """Downloads what workers on other nodes put into a folder of the study's; see `copies.bring`."""
         bring(self.storage, self.folder, self._known, within)
+
+    def _clear(self) -> None:
+        """Takes away what a driver left that died before its study began: a new one must not take it for its own."""
+        left = [key for key in self.storage.list(self._prefix) if key != HOLD]
+        for key in left:
+            self.storage.remove(f"{self._prefix}/{key}")
+        if left:
+            self._notify(
+                f"{self.storage.shown} held {len(left)} files under this study's name, but no study; they are removed."
+            )
 
     def _copy(self) -> None:
         """The thread: a look every few seconds, and at the end until all is there."""
