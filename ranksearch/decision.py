@@ -1,7 +1,7 @@
 """Which rank is the smallest that is as good as the best: multiple comparisons with the best, on paired seeds.
 
-Pure functions over rank x seed tables of one metric at one budget. Knows nothing of records, of how a run was
-trained, or of which run comes next.
+Pure functions over rank x seed tables of one metric at one budget. Knows nothing of records, or of how a run was
+trained.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ranksearch.comparisons import Floats, compare_with_best, dunnett_constant
+from ranksearch.comparisons import Comparison, Floats, compare_with_best, dunnett_constant, fitted_means
+from ranksearch.contest import next_contest, next_seeds
 from ranksearch.errors import Fault, PlanError
 from ranksearch.verdict import MOST_SEEDS, CurvePoint, Decision, Direction, names, notes, why
 
 __all__ = [
     "ERROR",
-    "HOPE",
     "LOOKS",
     "MOST_SEEDS",
     "CurvePoint",
@@ -27,7 +27,7 @@ __all__ = [
     "look_error",
     "looks",
     "relative_tolerance",
-    "seeds_to_certify",
+    "seeds_wanted",
 ]
 
 ERROR = 0.05
@@ -40,10 +40,6 @@ would err about 13 % of the time."""
 _FIRST = 0.7
 """Share of ERROR that the first look spends: the least at which noise of a third of the tolerance is decided there in
 95 % of studies, ranks that tie included. Each later look spends a third of what is left."""
-
-HOPE = 2.0
-"""Seeds are worth buying while the decision is estimated to need at most this multiple of the last look's: the estimate
-rests on a residual SD of few degrees of freedom, whose square is easily off by that much."""
 
 Values = Mapping[int, Mapping[int, float | None]]
 
@@ -91,14 +87,16 @@ def look_error(looks: Sequence[int], seeds: int) -> float:
 class _Table(NamedTuple):
     ranks: tuple[int, ...]
     """Ranks with a value, smallest adapter first."""
-    seeds: tuple[int, ...]
-    """Seeds that all of them have."""
-    tried: int
-    """Seeds that any rank was run with."""
+    tried: tuple[int, ...]
+    """Seeds that each of them was run with."""
+    kept: tuple[int, ...]
+    """How many of those count: there is a value at every rank that was run with them."""
+    columns: tuple[int, ...]
+    """For 0, 1, 2 .. seeds tried, how many of them are kept."""
     losses: Floats
-    """(ranks, seeds), smaller is better."""
+    """(ranks, kept seeds), smaller is better; 0 where a rank was not run."""
     means: Floats
-    """(ranks,), over the shared seeds; over each rank's own where none is shared."""
+    """(ranks,), over all kept seeds, as `fitted_means`; over each rank's own where none is shared."""
     left_out: tuple[str, ...]
 
 
@@ -120,7 +118,7 @@ def relative_tolerance(values: Values, *, fraction: float, direction: Direction)
         faults.append(Fault("A relative tolerance must be above 0", f"{fraction}", place, "Give 0.02 for two percent."))
     if faults:
         raise PlanError(faults)
-    best = float(_table(values, direction, None).means.min())
+    best = float(_read(values, direction, None).means.min())
     if best == 0:
         raise PlanError(
             Fault("A relative tolerance needs a best mean other than 0", "0", place, "Give the tolerance as a number.")
@@ -145,8 +143,8 @@ def decide(
     it was run with, on this eval set, and of runs that don't diverge: a seed that one rank lacks is left out for all.
 
     Args:
-        values: Rank -> seed -> metric at the full budget. None, or no entry where another rank has one, means that
-            the run diverged or failed.
+        values: Rank -> seed -> metric at the full budget. None, or no entry between others, means that the run
+            diverged or failed; a rank may have fewer of the last seeds than another.
         metric: The metric's name, for the words.
         direction: Which way it is better.
         tolerance: Loss against the best rank that is accepted, in the metric's unit.
@@ -185,11 +183,10 @@ def decide(
     if faults:
         raise PlanError(faults)
 
-    table = _table(values, direction, trainable_parameters)
-    ranks, seeds = len(table.ranks), len(table.seeds)
-    error = look_error(looks, table.tried)
+    table = _read(values, direction, trainable_parameters)
+    ranks, most = len(table.ranks), max(table.tried)
     losses = table.means - table.means.min()
-    found = compare_with_best(table.losses, error) if ranks > 1 and seeds > 1 else None
+    found = _compare(table, looks)
     best = table.ranks[int(losses.argmin())]
     guess = next(r for r, loss in zip(table.ranks, losses, strict=True) if loss <= tolerance)
     chosen: int | None = None
@@ -198,20 +195,21 @@ def decide(
         chosen = best
     elif found:
         within = [r for r, bound in zip(table.ranks, found.bounds, strict=True) if bound <= tolerance]
-        if within and table.tried in looks:
+        if within and set(table.tried) <= set(looks):
             chosen = within[0]
         elif within:
-            more = next((look - table.tried for look in looks if look > table.tried), None)
+            more = next((look - most for look in looks if look > most), None)
         else:
             # The best mean has the least bound, so some rank is decided as soon as it is.
             lead = float(np.diff(np.sort(losses)[:2])[0])
-            more = _more_seeds(tolerance + lead, float(found.residual_sd), ranks, seeds, looks)
+            more = _more_seeds(tolerance + lead, float(found.residual_sd), ranks, table.columns[most], looks)
     curve = tuple(
         CurvePoint(
             r=r,
             mean=float(mean if direction == "minimize" else -mean),
             loss=float(loss),
             upper_bound=float(found.bounds[i]) if found else None,
+            seeds=table.kept[i],
             trainable_parameters=None if trainable_parameters is None else trainable_parameters[r],
         )
         for i, (r, mean, loss) in enumerate(zip(table.ranks, table.means, losses, strict=True))
@@ -224,40 +222,59 @@ def decide(
         best_r=best,
         chosen_r=chosen,
         guess_r=guess,
-        seeds=seeds,
+        seeds=min(table.kept),
         residual_sd=float(found.residual_sd) if found else None,
         degrees_of_freedom=found.degrees_of_freedom if found else None,
-        constant=found.constant if found else None,
-        error=error,
+        constant=found.constants[min(table.kept)] if found else None,
+        error=sum(_shares(table, looks).values()),
         more_seeds=more if chosen is None else 0,
         why="",
         curve=curve,
         left_out=table.left_out,
     )
-    return decision.model_copy(update={"why": why(decision, table.tried, looks), "notes": notes(decision, largest_r)})
+    return decision.model_copy(update={"why": why(decision, most, looks), "notes": notes(decision, largest_r)})
 
 
-def seeds_to_certify(decision: Decision, r: int, looks: Sequence[int]) -> int | None:
-    """Seeds in all after which a rank's bound would meet the tolerance, if means and residual SD stayed as they are.
+def seeds_wanted(
+    values: Values,
+    *,
+    direction: Direction,
+    tolerance: float,
+    looks: Sequence[int],
+    trainable_parameters: Mapping[int, int] | None = None,
+    standing: int | None = None,
+) -> dict[int, int] | None:
+    """Seeds of each rank at the next look, when one may bring an answer, or a smaller one than stands.
+
+    Only the ranks of the contest get any (`contest`); call it, like `decide`, when all runs that were wanted are in.
 
     Args:
-        decision: A decision with an interval.
-        r: One of its ranks.
+        values: As for `decide`, which has taken them, and so the other arguments.
+        direction: Which way the metric is better.
+        tolerance: Loss against the best rank that is accepted.
         looks: Numbers of seeds at which the study may decide.
+        trainable_parameters: Rank -> trainable parameters.
+        standing: The rank that is certified already.
 
     Returns:
-        The number; None when none up to MOST_SEEDS would do, or there is no interval to judge from.
+        Rank -> seeds in all, for each rank that has a value; None where no further look is worth its price.
     """
-    if decision.residual_sd is None or len(decision.curve) < 2:
+    table = _read(values, direction, trainable_parameters)
+    found = _compare(table, looks)
+    if found is None:
         return None
-    losses = {point.r: point.loss for point in decision.curve}
-    others = min(loss for rank, loss in losses.items() if rank != r)
-    # As in the bound: the rank's mean against the best of the others.
-    room = decision.tolerance - (losses[r] - others)
-    if room <= 0:
+    at = -1 if standing is None else table.ranks.index(standing)
+    contest = next_contest(
+        found,
+        table.tried,
+        tolerance=tolerance,
+        looks=looks,
+        error=lambda seeds: look_error(looks, seeds),
+        standing=np.asarray(at),
+    )
+    if contest.rank < 0:
         return None
-    more = _more_seeds(room, decision.residual_sd, len(losses), decision.seeds, looks)
-    return None if more is None else decision.seeds + more
+    return dict(zip(table.ranks, next_seeds(contest.runs, table.tried, looks), strict=True))
 
 
 def _value_faults(values: Values, direction: Direction) -> list[Fault]:
@@ -291,22 +308,50 @@ def _value_faults(values: Values, direction: Direction) -> list[Fault]:
     return faults
 
 
-def _table(values: Values, direction: Direction, trainable_parameters: Mapping[int, int] | None) -> _Table:
+def _read(values: Values, direction: Direction, trainable_parameters: Mapping[int, int] | None) -> _Table:
     sign = 1 if direction == "minimize" else -1
     cells = {r: {s: sign * v for s, v in row.items() if v is not None} for r, row in values.items()}
     size = trainable_parameters or {}
     ladder = sorted(cells, key=lambda r: (size.get(r, 0), r))
     ranks = tuple(r for r in ladder if cells[r])
-    tried = sorted({seed for row in values.values() for seed in row})
-    seeds = tuple(seed for seed in tried if all(seed in cells[r] for r in ranks))
+    order = sorted({seed for row in values.values() for seed in row})
+    # A seed behind a rank's last one was not asked of it; one before that is missing.
+    tried = tuple(max(order.index(seed) for seed in values[r]) + 1 for r in ranks)
+    lacking = {
+        seed: [r for r, n in zip(ranks, tried, strict=True) if at < n and seed not in cells[r]]
+        for at, seed in enumerate(order)
+    }
     left_out = [f"r={r} is left out: none of its runs gave a value." for r in ladder if not cells[r]]
-    for seed in tried:
-        if seed not in seeds:
-            lacking = [r for r in ranks if seed not in cells[r]]
-            left_out.append(f"Seed {seed} is left out: no value with it at {names(lacking)}.")
-    losses = np.array([[cells[r][s] for s in seeds] for r in ranks], dtype=np.float64)
-    means = losses.mean(axis=1) if seeds else np.array([np.mean(list(cells[r].values())) for r in ranks])
-    return _Table(ranks, seeds, len(tried), losses, means, tuple(left_out))
+    left_out += [
+        f"Seed {seed} is left out: no value with it at {names(without)}."
+        for seed, without in lacking.items()
+        if without
+    ]
+    seeds = [seed for seed in order if not lacking[seed]]
+    columns = tuple(sum(seed in seeds for seed in order[:n]) for n in range(len(order) + 1))
+    kept = tuple(columns[n] for n in tried)
+    losses = np.array([[cells[r].get(s, 0.0) for s in seeds] for r in ranks], dtype=np.float64)
+    own = np.array([np.mean(list(cells[r].values())) for r in ranks])
+    return _Table(
+        ranks, tried, kept, columns, losses, fitted_means(losses, kept) if min(kept) else own, tuple(left_out)
+    )
+
+
+def _shares(table: _Table, looks: Sequence[int]) -> dict[int, float]:
+    """Seeds tried -> error spent there, for every look up to now and where the ranks stand now."""
+    taken = {*table.tried, *(look for look in looks if look < max(table.tried))}
+    return {seeds: look_error(looks, seeds) for seeds in sorted(taken)}
+
+
+def _compare(table: _Table, looks: Sequence[int]) -> Comparison | None:
+    """The comparison of a table; None without an interval."""
+    if len(table.ranks) < 2 or sorted(table.kept)[-2] < 2 or min(table.kept) < 1:
+        return None
+    errors: dict[int, float] = {}
+    for seeds, share in _shares(table, looks).items():
+        if table.columns[seeds]:
+            errors.setdefault(table.columns[seeds], share)
+    return compare_with_best(table.losses, errors, table.kept)
 
 
 def _more_seeds(room: float, residual_sd: float, ranks: int, seeds: int, looks: Sequence[int]) -> int | None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from ranksearch.comparisons import Comparison, Floats, compare_with_best, dunnett_constant
-from ranksearch.decision import ERROR, HOPE, LOOKS, look_error
+from ranksearch.comparisons import Comparison, Floats, compare_with_best
+from ranksearch.contest import HOPE, next_contest, next_seeds
+from ranksearch.decision import ERROR, LOOKS, look_error
 
 __all__ = [
     "CURVES",
@@ -25,9 +26,9 @@ __all__ = [
     "Noise",
     "Rates",
     "Rule",
-    "decide_as_staged",
-    "decide_while_ranks_join",
+    "Played",
     "draw_residuals",
+    "play_as_staged",
     "simulate",
 ]
 
@@ -79,7 +80,7 @@ class Rates:
     decided_by: tuple[float, ...]
     """Decided at this look or an earlier one, for each look."""
     seeds: float
-    """Mean number of seeds of a study, at least 1."""
+    """Mean number of seeds of a rank."""
 
 
 def simulate(
@@ -95,7 +96,7 @@ def simulate(
 
     The rules:
 
-    - "ours": as `StagedStrategy` spends seeds and decides, see `decide_as_staged`.
+    - "ours": as `StagedStrategy` spends seeds and decides where it compares all ranks, see `play_as_staged`.
     - "fixed looks": the smallest rank whose bound is at most the tolerance, at the first look that has one.
     - "paired t": from the best mean downwards, as long as the one-sided 95 % paired t bound of the next smaller rank
       against the best mean is at most the tolerance. It settles at the first look that lets it step down, and at the
@@ -113,11 +114,11 @@ def simulate(
     """
     truth = np.asarray(curve, dtype=np.float64)
     losses = truth[:, None] + draw_residuals(len(truth), looks[-1], residual_sd, noise, repeats, seed)
-    found = [compare_with_best(losses[:, :, :look], look_error(looks, look)) for look in looks]
-    certified = [_certified(each) for each in found]
-    by_look: dict[Rule, tuple[Sequence[NDArray[np.intp]], NDArray[np.intp]]] = {
-        "ours": _as_staged(found, certified, looks),
-        "fixed looks": _first_decided(certified, looks),
+    found = [compare_with_best(losses[:, :, :look], {look: look_error(looks, look)}) for look in looks]
+    played = play_as_staged(losses, looks)
+    by_look: dict[Rule, tuple[Sequence[NDArray[np.intp]], NDArray[Any]]] = {
+        "ours": (list(played.picks), played.runs / len(truth)),
+        "fixed looks": _first_decided([_certified(each) for each in found], looks),
         "paired t": _first_decided([_paired_t(losses[:, :, :n], last=n == looks[-1]) for n in looks], looks),
         "1 SE": _first_decided([_one_standard_error(losses[:, :, : looks[0]])], looks),
         "best mean": _first_decided([found[0].means.argmin(axis=-1)], looks),
@@ -136,62 +137,71 @@ def simulate(
     }
 
 
-def decide_as_staged(losses: Floats, looks: Sequence[int]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """What `StagedStrategy` decides, over a batch of rank x seed tables, its ladder in the order of the ranks.
+class Played(NamedTuple):
+    """A batch of studies, played to their ends."""
 
-    It goes on to the next look while the mean of a rank below the certified one is within the tolerance, or none is
-    certified, and at most HOPE times the last look's seeds are estimated to certify such a rank. The newest look that
-    certifies a rank decides.
+    picks: NDArray[np.intp]
+    """Index of the rank that is chosen by each look or an earlier one, -1 where undecided, (looks, studies)."""
+    runs: NDArray[np.intp]
+    """The decision's runs, ranks x seeds, of each study."""
+    compared: list[tuple[int, ...]]
+    """Indices of the ranks that each study compared in the end."""
+
+
+def play_as_staged(losses: Floats, looks: Sequence[int], compared: Sequence[int] | None = None) -> Played:
+    """What `StagedStrategy` measures and decides, over a batch of rank x seed tables.
+
+    Where a rank is shown to suffice, the rank halfway between it and the next smaller one compared joins with as many
+    seeds, unless the noise would hide even a tie. Else the ranks of the contest get seeds, until there is none. The
+    newest comparison that certifies a rank decides.
 
     Args:
         losses: (studies, ranks, seeds), in tolerances, smaller is better; as many seeds as the last look has.
         looks: Numbers of seeds at which it may decide, rising.
-
-    Returns:
-        The index of the chosen rank of each study, -1 where undecided, and the seeds that it used.
+        compared: Indices of the ranks that are compared at first, rising; all when None.
     """
-    found = [compare_with_best(losses[:, :, :look], look_error(looks, look)) for look in looks]
-    picks, seeds = _as_staged(found, [_certified(each) for each in found], looks)
-    return picks[-1], seeds
-
-
-def decide_while_ranks_join(
-    losses: Floats, compared: Sequence[int], looks: Sequence[int]
-) -> tuple[NDArray[np.intp], list[tuple[int, ...]]]:
-    """What `StagedStrategy` decides when it begins with a few ranks of its ladder, over a batch of rank x seed tables.
-
-    At every look the rank halfway between the smallest one that is shown to suffice and the next smaller one compared
-    joins, unless the noise would hide even a tie; then the same look is read again.
-
-    Args:
-        losses: (studies, ranks, seeds), in tolerances, smaller is better; as many seeds as the last look has.
-        compared: Indices of the ranks that are compared at first, rising.
-        looks: Numbers of seeds at which it may decide, rising.
-
-    Returns:
-        The index of the chosen rank of each study, -1 where undecided, and the ranks that it compared in the end.
-    """
-    chosen = np.full(len(losses), -1)
-    ended: list[tuple[int, ...]] = [tuple(compared)] * len(losses)
-    going = [(tuple(compared), np.arange(len(losses)))]
-    for look in looks:
-        todo, going = going, []
-        while todo:
-            ranks, studies = todo.pop()
-            found = compare_with_best(losses[studies][:, ranks, :look], look_error(looks, look))
-            ladder, pick = np.asarray(ranks), _certified(found)
-            chosen[studies] = np.where(pick >= 0, ladder[pick], chosen[studies])
-            tie = found.constant * found.residual_sd * math.sqrt(2 / look) / math.sqrt(HOPE)
-            between = np.array([_halfway(ranks, at) for at in range(len(ranks))])[pick]
-            between = np.where((pick >= 0) & (tie <= 1), between, -1)
-            for rank in set(between.tolist()) - {-1}:
-                todo.append((tuple(sorted({*ranks, rank})), studies[between == rank]))
-            still = between < 0
-            for study in studies[still]:
-                ended[study] = ranks
-            worth = still & _worth_more(found, np.searchsorted(ladder, chosen[studies]), chosen[studies] < 0, looks)
-            going.append((ranks, studies[worth]))
-    return chosen, ended
+    start = tuple(range(losses.shape[1]) if compared is None else compared)
+    picks = np.full((len(looks), len(losses)), -1)
+    runs = np.zeros(len(losses), dtype=np.intp)
+    ended = [start] * len(losses)
+    going = {(start, (looks[0],) * len(start)): [np.arange(len(losses))]}
+    while going:
+        # Studies that came here by different ways go on together: every way adds runs.
+        state = min(going, key=lambda state: sum(state[1]))
+        (ranks, seeds), studies = state, np.concatenate(going.pop(state))
+        most = max(seeds)
+        errors = {look: look_error(looks, look) for look in looks if look <= most}
+        found = compare_with_best(losses[studies][:, ranks, :most], errors, seeds)
+        ladder, pick = np.asarray(ranks), _certified(found)
+        chosen = np.where(pick >= 0, ladder[pick], picks[-1, studies])
+        picks[looks.index(most) :, studies] = chosen
+        runs[studies] = sum(seeds)
+        for study in studies:
+            ended[study] = ranks
+        level = np.asarray(seeds)[pick]
+        constant = np.array([found.constants[n] for n in seeds])[pick]
+        tie = constant * found.residual_sd * np.sqrt(2 / level) / math.sqrt(HOPE)
+        between = np.array([_halfway(ranks, at) for at in range(len(ranks))])[pick]
+        between = np.where((pick >= 0) & (tie <= 1), between, -1)
+        for rank, n in set(zip(between.tolist(), level.tolist(), strict=True)):
+            if rank >= 0:
+                more = dict(zip(ranks, seeds, strict=True)) | {rank: n}
+                to = (tuple(sorted(more)), tuple(more[r] for r in sorted(more)))
+                going.setdefault(to, []).append(studies[(between == rank) & (level == n)])
+        contest = next_contest(
+            found,
+            seeds,
+            tolerance=1.0,
+            looks=looks,
+            error=lambda n: look_error(looks, n),
+            standing=np.where(chosen < 0, -1, np.searchsorted(ladder, chosen)),
+        )
+        stays = (between < 0) & (contest.rank >= 0)
+        for who in {tuple(row) for row in contest.runs[stays].tolist()}:
+            wanted = next_seeds(who, seeds, looks)
+            these = stays & (contest.runs == np.asarray(who)).all(axis=-1)
+            going.setdefault((ranks, wanted), []).append(studies[these])
+    return Played(picks, runs, ended)
 
 
 def _halfway(ranks: Sequence[int], at: int) -> int:
@@ -237,34 +247,6 @@ def _first_decided(
         chosen = np.where(chosen < 0, pick, chosen)
         kept.append(chosen)
     return kept, seeds
-
-
-def _as_staged(
-    found: Sequence[Comparison], certified: Sequence[NDArray[np.intp]], looks: Sequence[int]
-) -> tuple[list[NDArray[np.intp]], NDArray[np.intp]]:
-    """What is chosen up to each look, and the seeds that are used."""
-    chosen, going = np.full_like(certified[0], -1), np.full(certified[0].shape, True)
-    seeds = np.zeros_like(chosen)
-    kept = []
-    for look, each, pick in zip(looks, found, certified, strict=True):
-        seeds = np.where(going, look, seeds)
-        chosen = np.where(going & (pick >= 0), pick, chosen)
-        kept.append(chosen)
-        going &= _worth_more(each, chosen, chosen < 0, looks)
-    return kept, seeds
-
-
-def _worth_more(
-    found: Comparison, chosen: NDArray[np.intp], undecided: NDArray[np.bool_], looks: Sequence[int]
-) -> NDArray[np.bool_]:
-    """Whether more seeds may change what is chosen, at a price that HOPE allows."""
-    ranks, most = found.means.shape[-1], int(HOPE * looks[-1])
-    hoped = dunnett_constant(ranks - 1, (ranks - 1) * (most - 1), look_error(looks, most)) * math.sqrt(2 / most)
-    guess = (found.means - found.means.min(axis=-1, keepdims=True) <= 1).argmax(axis=-1)
-    # The bound after so many seeds, were means and residual SD as they are.
-    near = found.gaps + hoped * found.residual_sd[..., None] <= 1
-    likely = np.take_along_axis(near, guess[..., None], axis=-1)[..., 0]
-    return np.where(undecided, near.any(axis=-1), likely & (guess < chosen))
 
 
 def _paired_t(losses: Floats, *, last: bool) -> NDArray[np.intp]:
@@ -349,14 +331,13 @@ def _print_subsets() -> None:
                 losses = truth[:, None] + draw_residuals(6, LOOKS[-1], sd, noise, 10_000, 0)
                 cells = []
                 for start in starts:
-                    fixed, _ = decide_as_staged(losses[:, start], LOOKS)
-                    before = _against_all(truth, np.where(fixed < 0, -1, np.asarray(start)[fixed]))
-                    picks, ended = decide_while_ranks_join(losses, start, LOOKS)
-                    best = np.array([truth[list(ranks)].min() for ranks in ended])
+                    played = play_as_staged(losses, LOOKS, start)
+                    picks = played.picks[-1]
+                    best = np.array([truth[list(ranks)].min() for ranks in played.compared])
                     error = float(np.mean((picks >= 0) & (truth[picks] - best > 1)))
-                    number = float(np.mean([len(ranks) for ranks in ended]))
-                    after = _against_all(truth, picks)
-                    cells.append(f"{_percent(error)} / {after} / {number:.1f} (without: {before})")
+                    number = float(np.mean([len(ranks) for ranks in played.compared]))
+                    runs = f"{number:.1f} / {played.runs.mean():.1f}"
+                    cells.append(f"{_percent(error)} / {_against_all(truth, picks)} / {runs}")
                 _print_row(name, f"{sd:.2f}", noise, *cells)
 
 

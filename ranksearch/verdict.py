@@ -25,11 +25,14 @@ class CurvePoint(BaseModel):
 
     r: int
     mean: float
-    """Mean of the metric over the seeds, in its own unit and sense."""
+    """Mean of the metric over all seeds of the decision, in its own unit and sense; where this rank lacks some, as the
+    two-way model fits it."""
     loss: float
     """How much worse the mean is than the best mean, at least 0, in the metric's unit."""
     upper_bound: float | None
-    """What the true loss stays below, all ranks together, but for the error of this look; None without an interval."""
+    """What the true loss stays below, all ranks together, but for the error of the looks; None without an interval."""
+    seeds: int
+    """Seeds that count of this rank."""
     trainable_parameters: int | None = None
 
 
@@ -51,15 +54,16 @@ class Decision(BaseModel):
     """The smallest rank whose mean loss is at most the tolerance, without guarantee. Where it is below `chosen_r`,
     only more seeds could show that it suffices too."""
     seeds: int
-    """Seeds that all compared ranks have, and that the numbers are over; 0 when there is none (see `why`)."""
+    """Seeds that all compared ranks have; 0 when there is none (see `why`). Ranks between which later looks had to
+    decide have more."""
     residual_sd: float | None
     """Pooled standard deviation of what rank and seed don't explain, in the metric's unit; None without an interval."""
     degrees_of_freedom: int | None
-    """(ranks - 1) (seeds - 1)."""
+    """(ranks - 1) (seeds - 1) where all ranks have as many."""
     constant: float | None
-    """The one-sided Dunnett constant in use."""
+    """The one-sided Dunnett constant of the look at `seeds`."""
     error: float
-    """Error that this look may spend: the chance that any of the upper bounds fails."""
+    """Error that the looks up to now may spend: the chance that any of the upper bounds fails."""
     more_seeds: int | None
     """Further seeds after which some rank would be decided if means and residual SD stayed as they are: good to a
     factor of about 2. 0 when decided; None when none up to MOST_SEEDS in all would do, or without an interval."""
@@ -76,7 +80,7 @@ def why(decision: Decision, tried: int, looks: Sequence[int]) -> str:
 
     Args:
         decision: All of it but its sentences.
-        tried: Seeds that any rank was run with.
+        tried: Most seeds that any rank was run with.
         looks: Numbers of seeds at which the study may decide.
     """
     points = {point.r: point for point in decision.curve}
@@ -99,7 +103,10 @@ def why(decision: Decision, tried: int, looks: Sequence[int]) -> str:
             "Undecided: one seed gives no interval, so nothing is known of the noise between ranks and seeds. "
             f"{by_means}"
         )
-    over = f"over {decision.seeds} seeds, error {100 * decision.error:.4g} % at this look"
+    most = max(point.seeds for point in decision.curve)
+    numbers = f"{most}" if most == decision.seeds else f"{decision.seeds} to {most}"
+    taken = "this look" if tried <= looks[0] else "all looks together"
+    over = f"over {numbers} seeds, error {100 * decision.error:.4g} % at {taken}"
     if decision.chosen_r is not None:
         chosen = points[decision.chosen_r]
         mean = (

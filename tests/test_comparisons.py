@@ -66,7 +66,7 @@ def test_all_arguments_of_the_constant_out_of_range_are_named_at_once() -> None:
 def test_bounds_follow_the_formula_worked_out_by_hand() -> None:
     # Means 1, 2, 4; residuals of (rank, seed) are +-0.5 for two ranks and 0 for one: sum of squares 1, freedom 2.
     losses = np.array([[0.5, 1.5], [2.5, 1.5], [4.0, 4.0]])
-    found = compare_with_best(losses, 0.05)
+    found = compare_with_best(losses, {losses.shape[1]: 0.05})
     assert found.degrees_of_freedom == 2
     assert found.residual_sd == pytest.approx(math.sqrt(0.5))
     width = dunnett_constant(2, 2, 0.05) * math.sqrt(0.5) * math.sqrt(2 / 2)
@@ -77,14 +77,16 @@ def test_what_a_seed_does_to_all_ranks_alike_changes_no_bound() -> None:
     rng = np.random.default_rng(0)
     losses = rng.normal(size=(4, 5))
     shifted = losses + 100 * rng.normal(size=5)
-    assert compare_with_best(shifted, 0.05).bounds == pytest.approx(compare_with_best(losses, 0.05).bounds)
+    assert compare_with_best(shifted, {5: 0.05}).bounds == pytest.approx(
+        compare_with_best(losses, {losses.shape[1]: 0.05}).bounds
+    )
 
 
 def test_a_batch_of_tables_is_bounded_as_each_table_alone() -> None:
     batch = np.random.default_rng(1).normal(size=(7, 5, 3))
-    together = compare_with_best(batch, 0.0125)
+    together = compare_with_best(batch, {3: 0.0125})
     for i, table in enumerate(batch):
-        alone = compare_with_best(table, 0.0125)
+        alone = compare_with_best(table, {3: 0.0125})
         assert together.bounds[i] == pytest.approx(alone.bounds)
         assert together.residual_sd[i] == pytest.approx(alone.residual_sd)
 
@@ -94,5 +96,5 @@ def test_all_bounds_of_a_table_hold_together_at_the_promised_rate(truth: tuple[f
     repeats, error = 20_000, 0.05
     curve = np.asarray(truth)
     losses = curve[:, None] + np.random.default_rng(2).normal(size=(repeats, len(truth), 3))
-    broken = (compare_with_best(losses, error).bounds < curve - curve.min()).any(axis=-1).mean()
+    broken = (compare_with_best(losses, {3: error}).bounds < curve - curve.min()).any(axis=-1).mean()
     assert broken <= error + 3 * math.sqrt(error * (1 - error) / repeats)

@@ -183,19 +183,25 @@ class Strategy(ABC):
         finalists = self.finalists(trials)
         if not finalists:
             return Done("no configuration completed its training")
-        return self._fill(trials, finalists, self.question.seeds) or Done("every finalist has its seeds")
+        seeds = {f.config.r: self.question.seeds for f in finalists}
+        return self._fill(trials, finalists, seeds) or Done("every finalist has its seeds")
 
-    def _fill(self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], seeds: int) -> Move | None:
-        """The next run on the way to so many seeds of each finalist; None when all are there and finished."""
+    def _fill(
+        self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], seeds: Mapping[int, int]
+    ) -> Move | None:
+        """The next run on the way to each rank's number of seeds; None when all are there and finished."""
         if len(finalists) == 1 and len(self.question.space.ranks()) == 1:
             why = f"the space holds one rank, {finalists[0].config.r}: its seeds measure it"
         else:
-            why = "ranks " + ", ".join(str(f.config.r) for f in finalists) + " are compared with paired fresh seeds"
+            most = max(seeds.values())
+            compared = [f.config.r for f in finalists if seeds[f.config.r] == most]
+            why = f"ranks {', '.join(map(str, compared))} are compared with paired fresh seeds"
         decided = [t for t in trials if t.purpose == "decide"]
         there = {(t.config.key, t.seed) for t in decided}
-        for seed in range(self.question.seed + 1, self.question.seed + 1 + seeds):
+        first = self.question.seed + 1
+        for seed in range(first, first + max(seeds.values())):
             for finalist in finalists:
-                if (finalist.config.key, seed) not in there:
+                if seed < first + seeds[finalist.config.r] and (finalist.config.key, seed) not in there:
                     return Order(
                         "decide", "decide", why, seed, prune=False, config=finalist.config, values=finalist.values
                     )
@@ -204,12 +210,39 @@ class Strategy(ABC):
         return None
 
     def _decision(
-        self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], seeds: int | None
+        self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], seeds: Mapping[int, int] | None
     ) -> Decision | None:
-        """The decision between these finalists over the first so many fresh seeds; over all when None.
+        """The decision between these finalists, each over its number of first fresh seeds; over all when None."""
+        values = self._measured(trials, finalists, seeds)
+        if values is None:
+            return None
+        asked = self._asked(trials, values)
+        return decide(values, metric=self.question.metric, largest_r=max(self.question.space.ranks()), **asked)
 
-        A seed counts when it and those before it have ended at every finalist: to read the runs that happen to be in
-        would be a look more.
+    def _asked(self, trials: Sequence[TrialRecord], values: Mapping[int, Mapping[int, float | None]]) -> dict[str, Any]:
+        """What `decide` and `seeds_wanted` are told of the question."""
+        question = self.question
+        tolerance, direction = question.tolerance, question.direction
+        if question.relative:
+            tolerance = relative_tolerance(
+                values, fraction=tolerance, direction="minimize" if direction == "minimize" else "maximize"
+            )
+        counted = {t.config.r: t.trainable_parameters for t in trials if t.purpose == "decide" and t.finished}
+        sizes = {r: counted.get(r) or question.trainable[r] for r in values}
+        return {
+            "direction": direction,
+            "tolerance": tolerance,
+            "looks": self.looks(),
+            "trainable_parameters": sizes,
+        }
+
+    def _measured(
+        self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], seeds: Mapping[int, int] | None
+    ) -> dict[int, dict[int, float | None]] | None:
+        """Rank -> seed -> value of the decision's runs; None where there is no value at all.
+
+        Without numbers of seeds, a seed counts when it and those before it have ended at every finalist: to read the
+        runs that happen to be in would be a look more.
         """
         question = self.question
         keys = {t.config.r: t.config.key for t in finalists}
@@ -220,28 +253,12 @@ class Strategy(ABC):
             if trial.purpose == "decide" and keys.get(trial.config.r) == trial.config.key and trial.finished:
                 complete = trial.state == "COMPLETE"
                 ended[trial.config.r][trial.seed] = trial.value(question.metric) if complete else None
-        counted_seeds: list[int] = []
-        for seed in count(question.seed + 1):
-            if len(counted_seeds) == seeds or any(seed not in row for row in ended.values()):
-                break
-            counted_seeds.append(seed)
-        values = {r: {seed: row[seed] for seed in counted_seeds} for r, row in ended.items()}
-        if all(value is None for row in values.values() for value in row.values()):
-            return None
-        direction: Any = question.direction
-        tolerance = question.tolerance
-        if question.relative:
-            tolerance = relative_tolerance(values, fraction=tolerance, direction=direction)
-        counted = {t.config.r: t.trainable_parameters for t in trials if t.purpose == "decide" and t.finished}
-        return decide(
-            values,
-            metric=question.metric,
-            direction=direction,
-            tolerance=tolerance,
-            looks=self.looks(),
-            trainable_parameters={r: counted.get(r) or question.trainable[r] for r in values},
-            largest_r=max(question.space.ranks()),
-        )
+        first = question.seed + 1
+        if seeds is None:
+            shared = next(n for n in count() if any(first + n not in row for row in ended.values()))
+            seeds = dict.fromkeys(keys, shared)
+        values = {r: {s: row[s] for s in range(first, first + seeds[r])} for r, row in ended.items()}
+        return values if any(value is not None for row in values.values() for value in row.values()) else None
 
 
 def best_by_rank(question: Question, trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:

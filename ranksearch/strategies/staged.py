@@ -7,10 +7,12 @@ adapter trained at the top rank, truncated by SVD, tells where quality falls off
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from ranksearch.decision import HOPE, Decision, seeds_to_certify
+from ranksearch.comparisons import dunnett_constant
+from ranksearch.contest import HOPE
+from ranksearch.decision import Decision, look_error, seeds_wanted
 from ranksearch.methods import METHODS
 from ranksearch.plan import PlannedStage
 from ranksearch.records import TrialRecord
@@ -39,15 +41,15 @@ _FEWEST = 10
 class _Round(NamedTuple):
     """One comparison of finalists."""
 
-    look: int
-    """Seeds of each."""
     finalists: list[TrialRecord]
+    seeds: Mapping[int, int]
+    """Of each finalist, by rank."""
     added: int | None
     """The rank that joined for it."""
     decision: Decision | None
     """None while its runs are under way, or where no finalist has a value."""
     between: int | None
-    """The rank that joins next, with the same seeds."""
+    """The rank that joins next, with as many seeds as the one that is shown to suffice."""
 
 
 class StagedStrategy(Strategy):
@@ -188,57 +190,66 @@ class StagedStrategy(Strategy):
         return sorted({*ladder[first : first + _WINDOW], ladder[-1]})
 
     def decide_next(self, trials: Sequence[TrialRecord], *, may_go_on: bool = True) -> Move:
-        """Seeds up to the next look, as long as a look may change the answer, and ranks between that may."""
+        """Runs that may change the answer: ranks between that join, and seeds for those that can still be it."""
         certified: Decision | None = None
+        last: _Round | None = None
         for now in self._rounds(trials):
             if not now.finalists:
                 return Done("no candidate rank completed its training")
             if now.added is not None and not may_go_on:
                 return Done("the limit on steps or hours leaves no room for a rank between those compared")
+            if last is not None and now.added is None and not may_go_on:
+                return Done("the limit on steps or hours leaves no room for more seeds")
             best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
             if now.added is not None and best is not None:
                 why = f"r={now.added} lies between the rank that is shown to suffice and the next smaller one compared"
                 if (move := self._select(trials, best, [now.added], why)) is not None:
                     return move
-            if (move := self._fill(trials, now.finalists, now.look)) is not None:
+            if (move := self._fill(trials, now.finalists, now.seeds)) is not None:
                 return move
             if now.decision is not None and now.decision.chosen_r is not None:
                 certified = now.decision
-            if now.between is not None:
-                continue
-            if now.look == self.looks()[-1]:
-                return Done(f"all {now.look} seeds are used")
-            worth = self._worth(now.decision, certified)
-            if worth is not None:
-                return Done(worth)
-            if not may_go_on:
-                return Done("the limit on steps or hours leaves no room for more seeds")
-        return Done("every finalist has its seeds")
+            last = now
+        assert last is not None
+        return Done(self._ended(last, certified))
 
     def _rounds(self, trials: Sequence[TrialRecord]) -> Iterator[_Round]:
-        """The comparisons that the records allow, in order; the last is the one under way.
+        """The comparisons that the records allow, in order; the last is the one under way, or the end.
 
         Where a rank is shown to suffice and the next smaller one compared is not its neighbour in the space, the rank
-        halfway between them joins, with the seeds of the same look: what was left out might suffice as well. That reads
-        one look several times; how often it errs is simulated (`reports/decision-simulation.md`).
+        halfway between them joins with as many seeds: what was left out might suffice as well. Else the ranks of the
+        contest get the seeds of their next look. Looks are read several times; how often that errs is simulated
+        (`reports/decision-simulation.md`).
         """
-        ranks, added = self.candidates(trials), None
-        for look in self.looks():
-            while True:
-                finalists = self._finalists(trials, ranks)
-                there = self._there(trials, finalists, look, added)
-                decision = self._decision(trials, finalists, look) if there else None
-                between = None if decision is None else self._between(ranks, decision)
-                yield _Round(look, finalists, added, decision, between)
-                if not there:
-                    return
-                if between is None:
-                    break
+        ranks, added, standing = self.candidates(trials), None, None
+        seeds: dict[int, int] = {}
+        while True:
+            finalists = self._finalists(trials, ranks)
+            seeds = {f.config.r: seeds.get(f.config.r, self.looks()[0]) for f in finalists}
+            there = self._there(trials, finalists, seeds, added)
+            decision = self._decision(trials, finalists, seeds) if there else None
+            between = None if decision is None else self._between(ranks, decision, seeds)
+            yield _Round(finalists, seeds, added, decision, between)
+            if decision is None:
+                return
+            standing = standing if decision.chosen_r is None else decision.chosen_r
+            if between is not None and decision.chosen_r is not None:
                 ranks, added = sorted({*ranks, between}), between
-            added = None
+                seeds = {**seeds, between: seeds[decision.chosen_r]}
+                continue
+            values = self._measured(trials, finalists, seeds) or {}
+            wanted = seeds_wanted(values, standing=standing, **self._asked(trials, values))
+            if wanted is None:
+                return
+            # A rank whose runs all diverged takes no part.
+            seeds, added = seeds | wanted, None
 
     def _there(
-        self, trials: Sequence[TrialRecord], finalists: Sequence[TrialRecord], look: int, added: int | None
+        self,
+        trials: Sequence[TrialRecord],
+        finalists: Sequence[TrialRecord],
+        seeds: Mapping[int, int],
+        added: int | None,
     ) -> bool:
         """Whether every run of a comparison has ended, those that choose the added rank's finalist included."""
         if added is not None:
@@ -247,55 +258,59 @@ class StagedStrategy(Strategy):
             if wanted - {t.config.key for t in self._variants(trials, added) if t.finished}:
                 return False
         ended = {(t.config.key, t.seed) for t in trials if t.purpose == "decide" and t.finished}
-        seeds = range(self.question.seed + 1, self.question.seed + 1 + look)
-        return all((f.config.key, seed) in ended for f in finalists for seed in seeds)
+        first = self.question.seed + 1
+        return all((f.config.key, first + n) in ended for f in finalists for n in range(seeds[f.config.r]))
 
-    def _between(self, ranks: Sequence[int], decision: Decision) -> int | None:
+    def _between(self, ranks: Sequence[int], decision: Decision, seeds: Mapping[int, int]) -> int | None:
         """The rank to add below the one shown to suffice; None where there is none, or it could show nothing."""
-        if decision.chosen_r is None or decision.residual_sd is None or decision.constant is None:
+        chosen, sd, freedom = decision.chosen_r, decision.residual_sd, decision.degrees_of_freedom
+        if chosen is None or sd is None or freedom is None:
             return None
         # Of a rank that ties with the best: no other has a lower bound. Seeds go with the square of the residual SD, so
         # what HOPE allows for them, its root allows for the bound; and every rank that joins makes the SD better known.
-        bound = decision.constant * decision.residual_sd * math.sqrt(2 / decision.seeds) / math.sqrt(HOPE)
-        lower = max((r for r in ranks if r < decision.chosen_r), default=0)
-        left_out = [r for r in self.question.space.ranks() if lower < r < decision.chosen_r]
+        constant = dunnett_constant(len(decision.curve) - 1, freedom, look_error(self.looks(), seeds[chosen]))
+        bound = constant * sd * math.sqrt(2 / seeds[chosen]) / math.sqrt(HOPE)
+        lower = max((r for r in ranks if r < chosen), default=0)
+        left_out = [r for r in self.question.space.ranks() if lower < r < chosen]
         return left_out[len(left_out) // 2] if left_out and bound <= decision.tolerance else None
 
     def decision(self, trials: Sequence[TrialRecord]) -> Decision | None:
-        """The decision of the newest look that certified a rank; with none, what the newest look says.
+        """The newest decision that certified a rank; with none, the newest.
 
         The bounds of all looks hold together but for ERROR, since each look's hold but for its share: whenever the
-        study stops, and whatever made it go on, any look's answer is as sure as promised. The smallest rank of all
-        looks would be, too, but it keeps what more seeds speak against.
+        study stops, and whatever made it go on, any of its answers is as sure as promised. The smallest rank of them
+        all would be, too, but it keeps what more seeds speak against.
         """
         rounds = list(self._rounds(trials))
-        certified = [d for now in rounds if (d := now.decision) is not None and d.chosen_r is not None]
-        return certified[-1] if certified else self._decision(trials, rounds[-1].finalists, None)
+        made = [now.decision for now in rounds if now.decision is not None]
+        certified = [decision for decision in made if decision.chosen_r is not None]
+        for found in (certified, made):
+            if found:
+                return found[-1]
+        return self._decision(trials, rounds[-1].finalists, None)
 
-    def _worth(self, decision: Decision | None, certified: Decision | None) -> str | None:
-        """Why more seeds are not worth their price; None when they are.
+    def _ended(self, last: _Round, certified: Decision | None) -> str:
+        """Why nothing more is run.
 
         Args:
-            decision: Of the newest look.
-            certified: Of the newest look that certified a rank.
+            last: The last comparison.
+            certified: The newest decision that certified a rank.
         """
+        decision = last.decision
         if decision is None:
             return "no finalist gave a value"
         if len(decision.curve) == 1:
             return "one rank is left: nothing to compare"
-        chosen = None if certified is None else certified.chosen_r
-        if chosen is not None and self._size(decision.guess_r) >= self._size(chosen):
-            return f"decided at {decision.seeds} seeds"
-        # Undecided, any rank's certificate is an answer, and the best's comes first; decided, only a smaller one's is
-        # worth more seeds.
-        sought = decision.best_r if chosen is None else decision.guess_r
-        needed = seeds_to_certify(decision, sought, self.looks())
-        if needed is None or needed > HOPE * self.question.max_seeds:
-            told = "more than can be estimated" if needed is None else f"about {needed} seeds"
-            if chosen is not None:
-                return f"decided at {decision.seeds} seeds; a smaller rank would need {told}"
-            return f"undecided: it would take {told}, more than max_seeds={self.question.max_seeds}"
-        return None
+        most = max(last.seeds.values())
+        if certified is not None:
+            smallest = self._size(decision.guess_r) >= self._size(certified.chosen_r or 0)
+            more = "" if smallest else "; a smaller rank is not expected to be shown to suffice at a price worth paying"
+            return f"decided at {most} seeds{more}"
+        if most == self.looks()[-1]:
+            return f"all {most} seeds are used"
+        needed = decision.more_seeds
+        told = "more than can be estimated" if needed is None else f"about {decision.seeds + needed} seeds"
+        return f"undecided: it would take {told}, more than max_seeds={self.question.max_seeds}"
 
     def _size(self, r: int) -> int:
         return self.question.trainable.get(r, r)

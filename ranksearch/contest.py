@@ -1,0 +1,97 @@
+"""Which ranks get further seeds: one that may still become the answer, and those that it is not yet shown to equal.
+
+Seeds for the others would change nothing: they are shown to be no better, or can't be certified at a price worth
+paying. Plain arrays; knows nothing of records, and nothing of how ranks came to be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ranksearch.comparisons import Comparison, Floats, dunnett_constant
+
+__all__ = ["HOPE", "Contest", "next_contest", "next_seeds"]
+
+HOPE = 2.0
+"""Seeds are worth buying while a certificate is estimated to need at most this multiple of the last look's: the
+estimate rests on a residual SD of few degrees of freedom, whose square is easily off by that much."""
+
+
+class Contest(NamedTuple):
+    """What a batch of studies measures next; studies whose `rank` is -1 stop."""
+
+    rank: NDArray[np.intp]
+    """Index of the smallest rank that may be certified, below the answer that stands, (...); -1 for none."""
+    runs: NDArray[np.bool_]
+    """Ranks that get seeds: that one, and those that it is not shown to equal by the next look's measure,
+    (..., ranks)."""
+
+
+def next_contest(
+    found: Comparison,
+    seeds: Sequence[int],
+    *,
+    tolerance: float,
+    looks: Sequence[int],
+    error: Callable[[int], float],
+    standing: NDArray[np.intp],
+) -> Contest:
+    """Who gets seeds up to the next look, in a batch of studies whose ranks have alike numbers of them.
+
+    A certificate is estimated from means and residual SD as they are, and hoped for up to HOPE times the last look.
+
+    Args:
+        found: The newest comparison, smallest rank first.
+        seeds: Of each rank.
+        tolerance: The loss that is accepted.
+        looks: Numbers of seeds at which the study may decide, rising.
+        error: Number of seeds -> error that a look at it may spend.
+        standing: Index of each study's answer; -1 without one, (...).
+    """
+    has = np.asarray(seeds)
+    ranks, last = len(has), looks[-1]
+    common = np.minimum(has[:, None], has)
+    hoped = int(HOPE * last)
+
+    def width(seeds: int, look: int, freedom: int) -> Floats:
+        constant = dunnett_constant(ranks - 1, freedom, error(look))
+        return np.asarray(constant * found.residual_sd * math.sqrt(2 / seeds))[..., None, None]
+
+    rivals = found.upper > tolerance
+    for now in sorted({n for n in common.ravel().tolist() if n < last}):
+        # What was shown by the generous first look is to hold by the next one's measure, too, or is measured again.
+        then = next(look for look in looks if look > now)
+        shown = found.gaps + width(now, then, found.degrees_of_freedom) <= tolerance
+        rivals |= ~shown & (common == now)
+    rivals[..., np.arange(ranks), np.arange(ranks)] = False
+    needs = np.where(rivals, np.inf, 0.0)
+    for now in sorted({n for n in common.ravel().tolist() if n < last}):
+        for look in sorted((look for look in {*looks, hoped} if look > now), reverse=True):
+            # Each seed that two ranks get adds at least one degree of freedom.
+            fits = found.gaps + width(look, look, found.degrees_of_freedom + look - now) <= tolerance
+            needs = np.where(rivals & fits & (common == now), float(look), needs)
+    of_rank = needs.max(axis=-1)
+    below = np.where(standing < 0, ranks, standing)
+    worth = (0 < of_rank) & np.isfinite(of_rank) & (np.arange(ranks) < below[..., None])
+    rank = np.where(worth.any(axis=-1), worth.argmax(axis=-1), -1)
+    of_it = np.take_along_axis(rivals, np.maximum(rank, 0)[..., None, None], axis=-2)[..., 0, :]
+    runs = (of_it | (np.arange(ranks) == rank[..., None])) & (rank >= 0)[..., None]
+    return Contest(rank, runs)
+
+
+def next_seeds(runs: Sequence[bool] | NDArray[np.bool_], seeds: Sequence[int], looks: Sequence[int]) -> tuple[int, ...]:
+    """Seeds of each rank at the next look of a contest: those that lag come up first.
+
+    Args:
+        runs: Whether each rank gets seeds; one of them has fewer than the last look.
+        seeds: Of each rank.
+        looks: Numbers of seeds at which the study may decide, rising.
+    """
+    least = min(n for n, run in zip(seeds, runs, strict=True) if run)
+    look = next(look for look in looks if look > least)
+    return tuple(max(n, look) if run else n for n, run in zip(seeds, runs, strict=True))
