@@ -270,7 +270,7 @@ class Spec(Section):
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
     """Fresh seeds of each finalist at the first look."""
     max_seeds: Annotated[int, Field(ge=1, le=1000)] = 12
-    """Fresh seeds of each finalist at the last look."""
+    """Most fresh seeds of a finalist; later looks give them to the ranks between which they decide."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """The study's own seed: sampler, split and the search's training runs follow from it."""
     resources: ResourcesSpec = ResourcesSpec()

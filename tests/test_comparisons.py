@@ -91,6 +91,36 @@ def test_a_batch_of_tables_is_bounded_as_each_table_alone() -> None:
         assert together.residual_sd[i] == pytest.approx(alone.residual_sd)
 
 
+def test_ranks_with_more_seeds_than_others_are_fitted_by_least_squares() -> None:
+    seeds = (2, 5, 3, 5)
+    losses = np.random.default_rng(7).normal(size=(4, 5)) + np.arange(5)
+    cells = [(i, s) for i in range(4) for s in range(seeds[i])]
+    design = np.array([[i == j for j in range(4)] + [s == t for t in range(1, 5)] for i, s in cells], dtype=float)
+    values = np.array([losses[cell] for cell in cells])
+    solved, (squares,), rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    # What stands behind a rank's seeds is not read.
+    holes = np.where(np.arange(5) < np.array(seeds)[:, None], losses, np.nan)
+    found = compare_with_best(np.nan_to_num(holes, nan=1e9), {2: 0.035, 3: 0.01, 5: 0.005}, seeds)
+    assert found.degrees_of_freedom == len(cells) - rank == 15 - 8
+    assert found.residual_sd == pytest.approx(math.sqrt(squares / 7))
+    assert found.means == pytest.approx(solved[:4] + solved[4:].sum() / 5)
+
+
+def test_a_pair_is_bounded_by_the_seeds_that_both_have_and_at_their_looks_error() -> None:
+    seeds, errors = (2, 5, 3, 5), {2: 0.035, 3: 0.01, 5: 0.005}
+    losses = np.random.default_rng(8).normal(size=(4, 5))
+    found = compare_with_best(losses, errors, seeds)
+    for i in range(4):
+        for j in range(4):
+            if i != j:
+                n = min(seeds[i], seeds[j])
+                width = dunnett_constant(3, 7, errors[n]) * found.residual_sd * math.sqrt(2 / n)
+                assert found.gaps[i, j] == pytest.approx(losses[i, :n].mean() - losses[j, :n].mean())
+                assert found.upper[i, j] == pytest.approx(found.gaps[i, j] + width)
+    off = found.upper[~np.eye(4, dtype=bool)].reshape(4, 3)
+    assert found.bounds == pytest.approx(np.maximum(off.max(axis=1), found.means - found.means.min()))
+
+
 @pytest.mark.parametrize("truth", [(0, 0, 0, 0), (0, 0.3, 0.6, 0.9), (5, 5, 5, 0), (0, 4, 4, 4)])
 def test_all_bounds_of_a_table_hold_together_at_the_promised_rate(truth: tuple[float, ...]) -> None:
     repeats, error = 20_000, 0.05

@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 
 from ranksearch.comparisons import dunnett_constant
-from ranksearch.decision import ERROR, LOOKS, MOST_SEEDS, Decision, decide, look_error, looks, relative_tolerance
+from ranksearch.decision import (
+    ERROR,
+    LOOKS,
+    MOST_SEEDS,
+    Decision,
+    decide,
+    look_error,
+    looks,
+    relative_tolerance,
+    seeds_wanted,
+)
 from ranksearch.errors import InputError, PlanError
 
 LADDER = (2, 4, 8, 16, 32, 64)
@@ -149,6 +159,57 @@ def test_a_seed_that_one_rank_lacks_is_left_out_for_all_and_told() -> None:
     kept = {r: {s: row[s] for s in (100, 102, 104)} for r, row in values.items()}
     # Five seeds were tried: it is the second look, at that look's error.
     assert [p.upper_bound for p in found.curve] == [p.upper_bound for p in decided(kept, looks=(2, 3)).curve]
+
+
+def test_ranks_of_which_only_some_have_the_later_seeds_are_decided_by_both_looks() -> None:
+    values = table([0.60, 0.55, 0.505, 0.50], seeds=5, sd=0.01, ranks=(2, 4, 8, 16), draw=4)
+    first = {r: {s: row[s] for s in (100, 101, 102)} for r, row in values.items()}
+    some = first | {r: values[r] for r in (8, 16)}
+    found = decided(some)
+    assert [p.seeds for p in found.curve] == [3, 3, 5, 5] and found.seeds == 3
+    assert found.left_out == ()
+    assert found.error == pytest.approx(look_error(LOOKS, 3) + look_error(LOOKS, 5))
+    assert "over 3 to 5 seeds, error 4 % at all looks together" in found.why
+    # The two that have all five are compared over them; the mean of one that lacks some is fitted to those seeds.
+    fives = {r: np.mean(list(values[r].values())) for r in (8, 16)}
+    assert point(found, 8).mean == pytest.approx(fives[8]) and point(found, 16).mean == pytest.approx(fives[16])
+    raw = np.mean(list(first[4].values()))
+    assert abs(point(found, 4).mean - raw) > 0.01 and point(found, 4).loss == pytest.approx(0.05, abs=0.02)
+
+
+def test_a_seed_that_only_the_later_looks_lost_leaves_the_first_look_whole() -> None:
+    values = table([0.60, 0.55, 0.505, 0.50], seeds=5, sd=0.002, ranks=(2, 4, 8, 16))
+    for r in (2, 4):
+        values[r] = {s: values[r][s] for s in (100, 101, 102)}
+    values[8][104] = None
+    found = decided(values)
+    assert [p.seeds for p in found.curve] == [3, 3, 4, 4]
+    assert found.left_out == ("Seed 104 is left out: no value with it at r=8.",)
+    assert found.chosen_r == 8
+
+
+def wanted(values: Mapping[int, Mapping[int, float | None]], **changes: Any) -> dict[int, int] | None:
+    asked: dict[str, Any] = {"direction": "minimize", "tolerance": 0.03, "looks": LOOKS}
+    return seeds_wanted(values, **(asked | changes))
+
+
+def test_seeds_are_wanted_for_what_may_be_certified_and_for_its_rivals_alone() -> None:
+    # r=8 is 0.015 behind r=16; the smaller ones are far off.
+    rows = {2: 0.70, 4: 0.60, 8: 0.515, 16: 0.50}
+    noise = {0: 0.01, 1: -0.01, 2: 0.0}
+    values = {r: {s: mean + noise[(s + i) % 3] for s in range(3)} for i, (r, mean) in enumerate(rows.items())}
+    assert decided(values).chosen_r == 16
+    assert wanted(values, standing=16) == {2: 3, 4: 3, 8: 5, 16: 5}
+    assert wanted(values, standing=8) is None
+    assert wanted(values, standing=16, looks=(3,)) is None
+    still = {r: {s: mean for s in range(3)} for r, mean in rows.items()}
+    assert decided(still).chosen_r == 8 and wanted(still, standing=8) is None
+
+
+def test_hopeless_noise_wants_no_seeds() -> None:
+    assert wanted(table([0.5, 0.5, 0.5], seeds=3, sd=3.0, ranks=(2, 4, 8))) is None
+    assert wanted({2: {1: 0.5}, 4: {1: 0.4}}) is None
+    assert wanted({2: {1: 0.5, 2: 0.6, 3: 0.5}}) is None
 
 
 def test_a_rank_whose_runs_all_diverged_is_named_and_does_not_stop_the_others() -> None:

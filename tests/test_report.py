@@ -122,8 +122,8 @@ def test_the_guarantee_curve_in_the_table_and_in_the_plot_is_the_decisions(finis
     made, _, _, page = finished
     assert made.decision is not None
     points = made.decision["curve"]
-    told = [(r["rank"][0], r["mean loss"][1], r["true loss at most"][1]) for r in page.rows("curve")]
-    assert told == [(str(p["r"]), repr(p["loss"]), repr(p["upper_bound"])) for p in points]
+    told = [(r["rank"][0], r["mean loss"][1], r["true loss at most"][1], r["seeds"][1]) for r in page.rows("curve")]
+    assert told == [(str(p["r"]), repr(p["loss"]), repr(p["upper_bound"]), repr(p["seeds"])) for p in points]
     (data,) = [d for d in page.embedded()["specs"]["guarantee"]["datasets"].values() if "bound" in d[0]]
     assert [(d["rank"], d["loss"], d["bound"]) for d in data] == [
         (str(p["r"]), p["loss"], p["upper_bound"]) for p in points

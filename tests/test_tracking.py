@@ -328,7 +328,7 @@ def test_the_parent_tells_the_decision_in_words_and_what_was_asked(desk: Desk) -
         "status": "decided",
         "chosen_r": 8,
         "why": "Rank 8 loses at most 0.02 against the best.",
-        "curve": [{"r": 8, "mean": 0.5, "loss": 0.003, "upper_bound": None, "trainable_parameters": 4321}],
+        "curve": [{"r": 8, "mean": 0.5, "loss": 0.003, "upper_bound": None, "seeds": 3, "trainable_parameters": 4321}],
     }
     study = make_study(
         state="DONE",
@@ -342,7 +342,7 @@ def test_the_parent_tells_the_decision_in_words_and_what_was_asked(desk: Desk) -
     run = desk.runs()["study"]
     note = run.data.tags["mlflow.note.content"]
     assert "Rank 8 loses at most 0.02 against the best." in note
-    assert "| 8 | 0.003 | - | 4321 |" in note
+    assert "| 8 | 0.003 | - | 3 | 4321 |" in note
     assert "`layer_group_lr.top` 1.25" in note
     assert "Test (12 rows, adapter of trial 3): accuracy 0.75" in note
     assert run.data.metrics == {"test/accuracy": 0.75, "test/n": 12, "cost/steps": 240}

@@ -82,7 +82,7 @@ def noisy_seeds(case: Case) -> Iterator[Finding]:
         return
     bounds = [(p["upper_bound"], p["r"]) for p in decision["curve"] if p.get("upper_bound") is not None]
     more = decision.get("more_seeds")
-    seeds = decision["seeds"]
+    seeds = max(p.get("seeds") or decision["seeds"] for p in decision["curve"])
     step = (
         f"About {more} more seeds would decide if means and scatter stay as they are: --resume with "
         f"max_seeds={seeds + more}."

@@ -85,7 +85,7 @@ ROW_COLUMNS: tuple[Column, ...] = (
     Column("tolerance", "Float64", "", "of a decision: the loss that counted as none, in the metric's unit"),
     Column("loss", "Float64", "", "of a decision: mean loss of its rank against the best"),
     Column("upper_bound", "Float64", "", "of a decision: what the true loss stays below"),
-    Column("seeds", "Int64", "", "of a decision: fresh seeds that it rests on"),
+    Column("seeds", "Int64", "", "of a decision: fresh seeds of the rank"),
     Column("decision", "str", "", "of a decision: all of it, as JSON"),
     Column("versions", "str", "", "package -> version, as JSON"),
     Column("measured_at", TIME, "", "when it was measured"),

@@ -55,7 +55,6 @@ def _study_rule(row: Mapping[Any, Any]) -> Rule:
             level=None if bound is None or decision.get("error") is None else 1 - decision["error"],
             against=f"the best of the ranks that the study compared, over {decision.get('seeds')} fresh seeds",
         )
-    curve = decision.get("curve", ())
     return Rule(
         id=f"study-{row['study']}-{row['study_id'][:8]}",
         kind="study",
@@ -73,7 +72,7 @@ def _study_rule(row: Mapping[Any, Any]) -> Rule:
         says=decision.get("why") or "The study came to no decision: no run with a fresh seed gave a value.",
         support=Support(
             studies=1,
-            runs=len(curve) * (decision.get("seeds") or 0),
+            runs=sum(p.get("seeds") or decision.get("seeds") or 0 for p in decision.get("curve", ())),
             seeds=decision.get("seeds"),
             models=(row["model"],),
             datasets=(row["dataset"],),

@@ -305,11 +305,11 @@ class StagedStrategy(Strategy):
         if certified is not None:
             smallest = self._size(decision.guess_r) >= self._size(certified.chosen_r or 0)
             more = "" if smallest else "; a smaller rank is not expected to be shown to suffice at a price worth paying"
-            return f"decided at {most} seeds{more}"
+            return f"decided at {max(point.seeds for point in certified.curve)} seeds{more}"
         if most == self.looks()[-1]:
             return f"all {most} seeds are used"
         needed = decision.more_seeds
-        told = "more than can be estimated" if needed is None else f"about {decision.seeds + needed} seeds"
+        told = "more than can be estimated" if needed is None else f"about {most + needed} seeds"
         return f"undecided: it would take {told}, more than max_seeds={self.question.max_seeds}"
 
     def _size(self, r: int) -> int:

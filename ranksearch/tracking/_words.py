@@ -228,8 +228,9 @@ def _note(study: StudyRecord) -> str:
             "",
             about,
         ]
-        lines += ["", "| r | loss against the best | upper bound | trainable parameters |", "| --- | --- | --- | --- |"]
-        names = ("r", "loss", "upper_bound", "trainable_parameters")
+        lines += ["", "| r | loss against the best | upper bound | seeds | trainable parameters |"]
+        lines += ["| --- | --- | --- | --- | --- |"]
+        names = ("r", "loss", "upper_bound", "seeds", "trainable_parameters")
         lines += ["| " + " | ".join(_cell(p.get(n)) for n in names) + " |" for p in decision.get("curve", ())]
     if study.recommended is not None:
         lines += ["", "Recommended: " + ", ".join(f"`{k}` {_text(v)}" for k, v in _flat(study.recommended))]

@@ -186,7 +186,7 @@ def _decision_row(study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str
         "tolerance": decision.get("tolerance"),
         "loss": point.get("loss"),
         "upper_bound": point.get("upper_bound"),
-        "seeds": decision.get("seeds"),
+        "seeds": point.get("seeds") or decision.get("seeds"),
         "decision": json_text(decision),
         "measured_at": max(ended, default=study.created_at),
     }
