@@ -58,7 +58,7 @@ def found(grid: Grid) -> None:
     certified, by_rank = grid.decision(), grid.by_rank()
     best = {s: by_rank[certified.best_r][s] for s in grid.seeds}
     print(
-        "\n| study seed | status | chosen r | seeds | steps | of this grid | of 56 x 3 | rank's loss on the grid "
+        "\n| study seed | status | chosen r | seeds | steps | of this grid | of 56 x 5 | rank's loss on the grid "
         "| configuration's loss on the grid | test NLL |"
     )
     print("| --- " * 10 + "|")
@@ -89,11 +89,13 @@ def row(grid: Grid, study: StudyRecord, store: Store, whole: int, best: dict[int
     paired = interval([grid.by_rank()[r][s] - best[s] for s in grid.seeds])
     top = grid.best()
     own = interval([grid.nll[config][s] - grid.nll[top][s] for s in grid.seeds]) if config in grid.nll else "not on it"
-    share = f"{steps / whole:.1%} | {steps / (56 * 3 * study.spec['budget']['max_steps']):.1%}"
+    share = f"{steps / whole:.1%} | {steps / (56 * 5 * study.spec['budget']['max_steps']):.1%}"
     test = f"{study.test.metrics['nll']:.4f}" if study.test else ""
     chosen = f"{r}" if decision["chosen_r"] else f"({r})"
+    numbers = sorted({point.get("seeds", decision["seeds"]) for point in decision["curve"]})
+    seeds = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
     return (
-        f"| {study.spec['seed']} | {decision['status']} | {chosen} | {decision['seeds']} | {steps} | {share} "
+        f"| {study.spec['seed']} | {decision['status']} | {chosen} | {seeds} | {steps} | {share} "
         f"| {paired} | {own} | {test} |"
     )
 
