@@ -18,8 +18,8 @@ from ranksearch.comparisons import Comparison, Floats, dunnett_constant
 __all__ = ["HOPE", "Contest", "next_contest", "next_seeds"]
 
 HOPE = 2.0
-"""Seeds are worth buying while a certificate is estimated to need at most this multiple of the last look's: the
-estimate rests on a residual SD of few degrees of freedom, whose square is easily off by that much."""
+"""Without an answer, seeds are worth buying while one is estimated to need at most this multiple of the last look's:
+the estimate rests on a residual SD of few degrees of freedom, whose square is easily off by that much."""
 
 
 class Contest(NamedTuple):
@@ -43,7 +43,8 @@ def next_contest(
 ) -> Contest:
     """Who gets seeds up to the next look, in a batch of studies whose ranks have alike numbers of them.
 
-    A certificate is estimated from means and residual SD as they are, and hoped for up to HOPE times the last look.
+    A certificate is estimated from means and residual SD as they are. A first answer is hoped for up to HOPE times the
+    last look; below an answer that stands, a smaller one must be expected by the last look.
 
     Args:
         found: The newest comparison, smallest rank first.
@@ -77,7 +78,8 @@ def next_contest(
             needs = np.where(rivals & fits & (common == now), float(look), needs)
     of_rank = needs.max(axis=-1)
     below = np.where(standing < 0, ranks, standing)
-    worth = (0 < of_rank) & np.isfinite(of_rank) & (np.arange(ranks) < below[..., None])
+    limit = np.where(standing < 0, hoped, last)
+    worth = (0 < of_rank) & (of_rank <= limit[..., None]) & (np.arange(ranks) < below[..., None])
     rank = np.where(worth.any(axis=-1), worth.argmax(axis=-1), -1)
     of_it = np.take_along_axis(rivals, np.maximum(rank, 0)[..., None, None], axis=-2)[..., 0, :]
     runs = (of_it | (np.arange(ranks) == rank[..., None])) & (rank >= 0)[..., None]

@@ -234,7 +234,7 @@ def test_ranks_that_join_leave_the_error_below_5_percent_and_find_a_small_best_r
     truth = np.asarray(CURVES["all but the smallest lose"])
     losses = truth[:, None] + draw_residuals(6, 12, 1 / 3, NOISES[0], 2_000, seed=29)
     picks = play_as_staged(losses, LOOKS, (2, 3, 4, 5)).picks[-1]
-    assert np.mean(picks == 0) > 0.9
+    assert np.mean(picks == 0) > 0.8
 
 
 def test_a_study_that_is_given_more_seeds_ends_as_if_it_had_had_them_from_the_start() -> None:
