@@ -5,12 +5,12 @@ Knows nothing of how the numbers come about, which is `decision`'s part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["MOST_SEEDS", "CurvePoint", "Decision", "Direction", "names", "notes", "why"]
+__all__ = ["MOST_SEEDS", "CurvePoint", "Decision", "Direction", "names", "notes", "told_seeds", "why"]
 
 MOST_SEEDS = 100
 """Seeds in all up to which `Decision.more_seeds` is solved for: nobody trains a finalist more often."""
@@ -103,10 +103,8 @@ def why(decision: Decision, tried: int, looks: Sequence[int]) -> str:
             "Undecided: one seed gives no interval, so nothing is known of the noise between ranks and seeds. "
             f"{by_means}"
         )
-    most = max(point.seeds for point in decision.curve)
-    numbers = f"{most}" if most == decision.seeds else f"{decision.seeds} to {most}"
     taken = "this look" if tried <= looks[0] else "all looks together"
-    over = f"over {numbers} seeds, error {100 * decision.error:.4g} % at {taken}"
+    over = f"over {told_seeds(decision.model_dump())} seeds, error {100 * decision.error:.4g} % at {taken}"
     if decision.chosen_r is not None:
         chosen = points[decision.chosen_r]
         mean = (
@@ -155,6 +153,17 @@ def notes(decision: Decision, largest_r: int | None) -> tuple[str, ...]:
     if decision.residual_sd is not None and decision.residual_sd <= 1e-12 * largest:
         found.append("The residual SD is 0: the seeds differ by nothing but a constant. Check that they are in use.")
     return tuple(found)
+
+
+def told_seeds(decision: Mapping[str, Any]) -> str:
+    """How many fresh seeds a recorded decision's ranks have: one number, or the least and the most.
+
+    Args:
+        decision: As it is kept in a study's record; the points of an early one don't tell their own numbers.
+    """
+    numbers = {point.get("seeds") or decision["seeds"] for point in decision["curve"]}
+    least, most = min(numbers), max(numbers)
+    return f"{least}" if least == most else f"{least} to {most}"
 
 
 def names(ranks: Sequence[int]) -> str:

@@ -6,7 +6,7 @@ Says where they are not comparable instead of hiding it. Knows nothing of where 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import altair as alt
@@ -16,7 +16,8 @@ from ranksearch.report import words
 from ranksearch.report.drawing import Plot, finish
 from ranksearch.report.material import Material
 from ranksearch.report.page import fill
-from ranksearch.report.text import flat, show, span
+from ranksearch.report.text import MISSING, flat, show, span
+from ranksearch.verdict import told_seeds
 
 __all__ = ["comparison_plots", "render_comparison"]
 
@@ -168,7 +169,7 @@ def _results(materials: Sequence[Material]) -> list[tuple[str, list[str], list[A
     add("chosen rank", [d.get("chosen_r") for d in decisions])
     add("best rank by the means", [d.get("best_r") for d in decisions])
     add("tolerance", [d.get("tolerance") for d in decisions])
-    add("seeds", [d.get("seeds") for d in decisions], [_seeds(d) for d in decisions])
+    add("seeds", [d.get("seeds") for d in decisions], [told_seeds(d) if d else MISSING for d in decisions])
     add("residual SD", [d.get("residual_sd") for d in decisions])
     tests = [dict(m.study.test.metrics) if m.study.test is not None else {} for m in materials]
     for metric in dict.fromkeys(name for test in tests for name in test):
@@ -180,12 +181,6 @@ def _results(materials: Sequence[Material]) -> list[tuple[str, list[str], list[A
     add("worker time", [s.seconds for s in sums], [span(s.seconds) for s in sums])
     add("wall time", walls, [span(wall) for wall in walls])
     return rows
-
-
-def _seeds(decision: Mapping[str, Any]) -> str:
-    """How many fresh seeds the ranks have, which later looks may have made different numbers."""
-    numbers = [p["seeds"] for p in decision.get("curve", ()) if p.get("seeds") is not None] or [decision.get("seeds")]
-    return show(numbers[0]) if len(set(numbers)) == 1 else f"{min(numbers)} to {max(numbers)}"
 
 
 def _side_by_side(facts: Sequence[dict[str, Any]]) -> list[tuple[str, list[Any], bool]]:

@@ -16,6 +16,7 @@ from ranksearch.evidence import Evidence
 from ranksearch.rules.priors import prior_rules
 from ranksearch.rules.rule import Condition, Effect, Flow, Range, Rule, Support, Verdict
 from ranksearch.rules.sweeps import rank_words, sweep_rules
+from ranksearch.verdict import told_seeds
 
 __all__ = ["learn"]
 
@@ -53,7 +54,7 @@ def _study_rule(row: Mapping[Any, Any]) -> Rule:
             loss=loss,
             interval=None if bound is None else (0.0, max(loss, bound)),
             level=None if bound is None or decision.get("error") is None else 1 - decision["error"],
-            against=f"the best of the ranks that the study compared, over {decision.get('seeds')} fresh seeds",
+            against=f"the best of the ranks that the study compared, over {told_seeds(decision)} fresh seeds",
         )
     return Rule(
         id=f"study-{row['study']}-{row['study_id'][:8]}",

@@ -16,6 +16,7 @@ from scipy import stats
 
 from ranksearch.records import StudyRecord
 from ranksearch.store import Store
+from ranksearch.verdict import told_seeds
 from tests.bench.truth import HOME, Grid, read_grid
 
 DATA = ("trec50", "rotten-tomatoes", "sentiment-tweets")
@@ -92,10 +93,8 @@ def row(grid: Grid, study: StudyRecord, store: Store, whole: int, best: dict[int
     share = f"{steps / whole:.1%} | {steps / (56 * 5 * study.spec['budget']['max_steps']):.1%}"
     test = f"{study.test.metrics['nll']:.4f}" if study.test else ""
     chosen = f"{r}" if decision["chosen_r"] else f"({r})"
-    numbers = sorted({point.get("seeds", decision["seeds"]) for point in decision["curve"]})
-    seeds = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
     return (
-        f"| {study.spec['seed']} | {decision['status']} | {chosen} | {seeds} | {steps} | {share} "
+        f"| {study.spec['seed']} | {decision['status']} | {chosen} | {told_seeds(decision)} | {steps} | {share} "
         f"| {paired} | {own} | {test} |"
     )
 

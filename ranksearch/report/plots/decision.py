@@ -21,7 +21,7 @@ from ranksearch.report.drawing import (
     rank_axis,
 )
 from ranksearch.report.material import Material
-from ranksearch.report.text import count
+from ranksearch.verdict import told_seeds
 
 __all__ = ["guarantee", "ranks", "truncation"]
 
@@ -81,7 +81,7 @@ def guarantee(material: Material) -> Plot:
             dy=-8,
         ),
     ]
-    caption = f"Dot: mean loss against the best rank over {count(decision['seeds'], 'fresh seed')}, 0 is the best."
+    caption = f"Dot: mean loss against the best rank (fresh seeds of a rank: {told_seeds(decision)}), 0 is the best."
     if bounds:
         caption += (
             " Bar: what the true loss is at most, all ranks together. A rank whose bar ends below the dashed line is"
