@@ -293,6 +293,18 @@ def test_the_newest_comparison_that_certifies_a_rank_decides(later: float, chose
     assert RANKS[at] == chosen and {t.seed for t in trials} > {1, 2, 3}
 
 
+def test_a_limit_is_the_reason_only_where_runs_were_left_to_order() -> None:
+    losses = np.array([4.0, 0.45, 2.0, 2.0, 2.0, 0.0])[:, None] + calm(0.3)
+    strategy = recorded_strategy()
+    trials: list[TrialRecord] = []
+    played(strategy, losses, trials)
+    assert len(trials) > 18
+    cut = strategy.decide_next(trials[:18], may_go_on=False)
+    whole = strategy.decide_next(trials, may_go_on=False)
+    assert isinstance(cut, Done) and cut.why == "the limit on steps or hours leaves no room for more seeds"
+    assert whole == strategy.decide_next(trials) and whole != cut
+
+
 def test_ranks_that_were_not_compared_are_not_in_the_guarantee() -> None:
     truth = np.array(CURVES["all but the smallest lose"])
     losses = truth[:, None] + draw_residuals(6, 12, 1 / 3, NOISES[0], 1_000, seed=23)

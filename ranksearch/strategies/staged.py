@@ -196,10 +196,9 @@ class StagedStrategy(Strategy):
         for now in self._rounds(trials):
             if not now.finalists:
                 return Done("no candidate rank completed its training")
-            if now.added is not None and not may_go_on:
-                return Done("the limit on steps or hours leaves no room for a rank between those compared")
-            if last is not None and now.added is None and not may_go_on:
-                return Done("the limit on steps or hours leaves no room for more seeds")
+            if last is not None and now.decision is None and not may_go_on:
+                room = "more seeds" if now.added is None else "a rank between those compared"
+                return Done(f"the limit on steps or hours leaves no room for {room}")
             best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
             if now.added is not None and best is not None:
                 why = f"r={now.added} lies between the rank that is shown to suffice and the next smaller one compared"
