@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class Attachment:
     """From a place on so many training rows, shuffled by the seed, as the model takes them; without labels."""
 
 
-class Method:
+class Method(ABC):
     """A way to train, for one run: attached to one model, and called at each of its steps.
 
     Args:
@@ -76,27 +77,28 @@ class Method:
         wrapped = getattr(self.root, "get_base_model", None)
         return cast(PreTrainedModel, self.root if wrapped is None else wrapped())
 
+    @abstractmethod
     def attach(self, model: PreTrainedModel) -> None:
         """Sets `root`: the model with its layers and its head wrapped.
 
         The tensors of the model that is handed in must stay as they are: it shares them with the workbench.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def trainables(self) -> list[Trainable]:
         """What it trains, without the head."""
-        raise NotImplementedError
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Writes what it trained, and the head, so that `evaluate_saved` gives the same answers.
 
         Raises:
             StoreError: When the folder can't be written.
         """
-        raise NotImplementedError
 
     def before_step(self, step: int, optimizer: torch.optim.Optimizer) -> None:
         """Called before the forward pass of a step, counted from 0."""
+        return
 
     def penalty(self) -> torch.Tensor | None:
         """What is added to the loss of a step; it is no part of the loss that is told."""
@@ -104,6 +106,7 @@ class Method:
 
     def after_backward(self, step: int) -> None:
         """Called when all gradients of a step are there, unscaled, before they are clipped."""
+        return
 
     def after_step(self, step: int, *, applied: bool) -> None:
         """Called after the optimizer's step, while the gradients are still there.
@@ -112,6 +115,7 @@ class Method:
             step: Counted from 0.
             applied: False where fp16 overflowed and the step was left out.
         """
+        return
 
     def evaluates(self, step: int) -> bool:
         """Whether it needs an evaluation when so many steps are done."""
@@ -119,6 +123,7 @@ class Method:
 
     def after_evaluation(self, metrics: Mapping[str, float]) -> None:
         """Takes in the evaluation that it asked for: `eval/nll` and so on."""
+        return
 
     def change_norms(self) -> dict[str, torch.Tensor]:
         """Layer -> Frobenius norm of what is added to its weight; nothing where that is no sum."""
@@ -134,6 +139,7 @@ class Method:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Goes on from what `state` gave."""
+        return
 
 
 @functools.cache
