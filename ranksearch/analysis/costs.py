@@ -51,9 +51,9 @@ class Overhead:
     busy_seconds: float
     """Training steps and evaluations, summed over the trials."""
     workers: float
-    """Trials at once; the mean over the sessions, weighted by their wall time."""
+    """Trials at once; the mean over the drivers of the study, weighted by their wall time."""
     wall_seconds: float
-    """Sum over the sessions."""
+    """Sum over the drivers of the study, one after the other."""
 
     @property
     def ideal_seconds(self) -> float:
