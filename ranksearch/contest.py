@@ -1,7 +1,7 @@
 """Which ranks get further seeds: one that may still become the answer, and those that it is not yet shown to equal.
 
-Seeds for the others would change nothing: they are shown to be no better, or can't be certified at a price worth
-paying, which is a matter of what the answer's size is worth. Plain arrays; knows nothing of records, and nothing of how ranks came to be compared.
+Seeds for the others would change nothing: they are shown to be no better, or can't be certified, or not at a price that
+their size is worth. Plain arrays; knows nothing of records, and nothing of how ranks came to be compared.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def check(packages: Mapping[str, Path], exports: Mapping[str, Sequence[Path]]) -
     environment = os.environ | {"DISABLE_VERSION_CHECK": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.readers"], input=json.dumps(asked),
-        capture_output=True, text=True, timeout=280, env=environment, cwd=Path(__file__).parent.parent, check=False,
+        capture_output=True, text=True, timeout=800, env=environment, cwd=Path(__file__).parent.parent, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])

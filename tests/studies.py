@@ -109,7 +109,7 @@ def environment(**changes: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1"} | changes
 
 
-def ranksearch(folder: Path, *command: str, timeout: float = 240, stdin: Any = subprocess.DEVNULL, **env: str) -> Ran:
+def ranksearch(folder: Path, *command: str, timeout: float = 800, stdin: Any = subprocess.DEVNULL, **env: str) -> Ran:
     """Runs a command there, as a user would; no traceback may show."""
     done = subprocess.run(
         [sys.executable, "-m", "ranksearch", *command],

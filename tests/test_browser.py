@@ -25,7 +25,7 @@ from tests.made_records import decided, staged_trials
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
 ]
 

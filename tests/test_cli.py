@@ -99,7 +99,7 @@ def test_paths_that_no_file_can_have_or_that_have_no_end_are_faults(
 ) -> None:
     if not (inputs / "pipe.csv").exists():
         os.mkfifo(inputs / "pipe.csv")
-    ran = ranksearch(inputs, "check", "spec.yaml", change, "--json", timeout=60)
+    ran = ranksearch(inputs, "check", "spec.yaml", change, "--json", timeout=300)
     assert ran.code == 2, ran.err
     assert [f["rule"] for f in ran.json["faults"]] == rules
 

@@ -416,7 +416,7 @@ def test_a_model_with_code_of_its_own_is_refused_unasked_and_unrun(tmp_path: Pat
         f"try:\n    load_tokenizer({str(folder)!r})\nexcept DataError as error:\n    print('refused:', error)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, capture_output=True, text=True, timeout=300
     )
     assert done.stdout.startswith("refused:") and "own_code.py" in done.stdout and str(folder) in done.stdout
     assert "y/N" not in done.stdout + done.stderr and not (tmp_path / "CODE_RAN").exists()

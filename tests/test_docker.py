@@ -30,7 +30,7 @@ SCRIPTS = sorted(p for p in (DOCKER / "bin").iterdir() if os.access(p, os.X_OK))
 def run(*command: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=os.environ | {"PATH": path} | variables
+        command, capture_output=True, text=True, timeout=600, env=os.environ | {"PATH": path} | variables
     )
 
 

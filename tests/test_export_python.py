@@ -30,7 +30,7 @@ def run_script(folder: Path, *options: str) -> list[dict[str, Any]]:
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(folder / "train.py"), *options],
-        capture_output=True, text=True, timeout=120, cwd=folder, env=kept,
+        capture_output=True, text=True, timeout=600, cwd=folder, env=kept,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]

@@ -223,7 +223,7 @@ def test_trl_runs_the_exported_script_with_the_pattern_and_the_rates(tmp_path: P
         "json.dump([g, t.state.global_step], open('told.json', 'w'))"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=200,
+        [sys.executable, "-W", "ignore", "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=800,
         env=os.environ | {"PYTHONPATH": str(package), "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")},
         check=False,
     )  # fmt: skip

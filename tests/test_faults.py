@@ -14,7 +14,7 @@ from ranksearch.search.check import check_study
 from ranksearch.store import Store
 from tests.studies import SPEC, ranksearch, write_inputs, write_spec
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 BUDGET = {"trials": 4, "min_steps": 4, "max_steps": 12, "reduction_factor": 3}
 

@@ -15,7 +15,7 @@ from ranksearch.store import Store
 from tests.studies import FILLER, WORDS, Ran, ranksearch
 
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),
 ]
@@ -93,7 +93,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("talk")
     write_inputs(folder)
     write_spec(folder)
-    ran = ranksearch(folder, "search", "spec.yaml", "--json", timeout=500)
+    ran = ranksearch(folder, "search", "spec.yaml", "--json", timeout=1200)
     assert ran.code == 0, ran.err
     return ran
 

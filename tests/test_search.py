@@ -16,7 +16,7 @@ from ranksearch.store import Store
 from tests.studies import Ran, ranksearch, write_inputs, write_spec
 
 pytestmark = [
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1500),
     # What third parties say of themselves under the newest versions of each other.
     pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated"),
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"),

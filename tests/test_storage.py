@@ -392,7 +392,7 @@ def test_workers_without_the_folder_keep_adapters_in_the_storage(uri: str, tmp_p
         Shelf(str(tmp_path / "nowhere" / "s"), None).check()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 def test_a_study_whose_driver_and_disk_are_lost_goes_on_elsewhere_to_the_same_end(uri: str, tmp_path: Path) -> None:
     write_inputs(tmp_path)
     # Without a draw: which trials run must not depend on when one ends.
@@ -400,7 +400,7 @@ def test_a_study_whose_driver_and_disk_are_lost_goes_on_elsewhere_to_the_same_en
     budget = {"trials": 3, "min_steps": 40, "max_steps": 120, "reduction_factor": 3}
     write_spec(tmp_path, space=space, strategy="grid", budget=budget, seeds=2, max_seeds=2)
     there = {"RANKSEARCH_STORAGE": uri, **KEYS}
-    undisturbed = ranksearch(tmp_path, "search", "spec.yaml", "--json", timeout=300)
+    undisturbed = ranksearch(tmp_path, "search", "spec.yaml", "--json", timeout=700)
     assert undisturbed.code == 0, undisturbed.err
     command = [sys.executable, "-m", "ranksearch", "search", "spec.yaml"]
     home = tmp_path / "first"
@@ -424,7 +424,7 @@ def test_a_study_whose_driver_and_disk_are_lost_goes_on_elsewhere_to_the_same_en
     storage.remove("studies/tiny/driver.json")
     refused = ranksearch(tmp_path, "search", "spec.yaml", **second)
     assert refused.code == 2 and "a new study must have a new name" in refused.err, refused.err
-    ran = ranksearch(tmp_path, "search", "spec.yaml", "--resume", "--json", timeout=300, **second)
+    ran = ranksearch(tmp_path, "search", "spec.yaml", "--resume", "--json", timeout=700, **second)
     assert ran.code == 0, ran.err
     same = ("decision", "recommended", "test", "status")
     assert {k: ran.json[k] for k in same} == {k: undisturbed.json[k] for k in same}

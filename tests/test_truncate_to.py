@@ -14,7 +14,7 @@ from ranksearch.search.truncate import reopen
 from ranksearch.store import Store
 from tests.studies import Ran, ranksearch, write_inputs, write_spec
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(scope="module")

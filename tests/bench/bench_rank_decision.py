@@ -10,12 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-from ranksearch.records import StudyRecord
+from ranksearch.decision import Decision
+from ranksearch.records import StudyRecord, TrialRecord
+from ranksearch.search.setup import make_question
+from ranksearch.spec import Spec
 from ranksearch.store import Store
+from ranksearch.strategies import Done, make_strategy
+from ranksearch.training import resolve_targets
 from ranksearch.verdict import told_seeds
 from tests.bench.truth import HOME, Grid, read_grid
 
@@ -50,52 +56,101 @@ def truth(grid: Grid) -> None:
 
 
 def found(grid: Grid) -> None:
-    """The studies of `staged` on this grid's space."""
+    """The studies of `staged` on this grid's space, each up to where the strategy as it is would end it."""
     store = Store(HOME)
     names = [n for n in store.studies() if n.startswith(f"{grid.name}-staged-s")]
-    studies = [s for s in map(store.study, names) if s.decision is not None]
-    if not studies:
+    ended = [end for study in map(store.study, names) if (end := end_of(grid, study, store.trials(study.name)))]
+    if not ended:
         return
     certified, by_rank = grid.decision(), grid.by_rank()
     best = {s: by_rank[certified.best_r][s] for s in grid.seeds}
     print(
-        "\n| study seed | status | chosen r | seeds | steps | of this grid | of 56 x 5 | rank's loss on the grid "
-        "| configuration's loss on the grid | test NLL |"
+        "\n| study seed | status | chosen r | seeds | runs used, of those recorded | steps | of this grid | of 56 x 5 "
+        "| rank's loss on the grid | configuration's loss on the grid | test NLL |"
     )
-    print("| --- " * 10 + "|")
-    whole = len(grid.nll) * len(grid.seeds) * int(studies[0].spec["budget"]["max_steps"])
-    for study in studies:
-        print(row(grid, study, store, whole, best))
+    print("| --- " * 11 + "|")
+    for end in ended:
+        print(row(grid, end, best))
     regrets = [
-        float(study.test.metrics["nll"] or math.nan) - float(other.test.metrics["nll"] or math.nan)
-        for study in studies
-        if study.test and (other := grid.studies.get(int(study.spec["seed"]))) and other.test
+        end.test - float(other.test.metrics["nll"] or math.nan)
+        for end in ended
+        if end.test is not None and (other := grid.studies.get(end.seed)) and other.test
     ]
     if regrets:
         print(f"\nTest NLL against the grid's winner of the same seed: {interval(regrets)} (n = {len(regrets)}).")
     wrong = [
-        s.name
-        for s in studies
-        if (s.decision or {}).get("chosen_r") and certified.chosen_r and s.decision["chosen_r"] > certified.chosen_r
+        f"seed {end.seed}"
+        for end in ended
+        if end.decision.chosen_r and certified.chosen_r and end.decision.chosen_r > certified.chosen_r
     ]
     print(f"The grid certifies r={certified.chosen_r}; larger than that: {', '.join(wrong) or 'none'}.")
 
 
-def row(grid: Grid, study: StudyRecord, store: Store, whole: int, best: dict[int, float]) -> str:
+@dataclass(frozen=True)
+class End:
+    """A recorded study up to where it would end by now."""
+
+    seed: int
+    decision: Decision
+    config: tuple[int, float]
+    """Of the answer: (r, learning rate)."""
+    runs: int
+    recorded: int
+    steps: int
+    per_run: int
+    """Steps of a run that is trained to the end."""
+    test: float | None
+    """The study's test NLL; None where it tested another configuration."""
+
+
+def end_of(grid: Grid, study: StudyRecord, trials: Sequence[TrialRecord]) -> End | None:
+    """The shortest beginning of the records with which the strategy is done; None where it would run more.
+
+    A study asks for its runs in the order of their numbers, so a strategy that ends sooner ends with such a beginning.
+    """
+    spec = Spec.model_validate(study.spec)
+    by_name = {module.name: module for module in study.model.modules}
+    targets = {
+        choice: [by_name[name] for name in resolve_targets(choice, study.model).names]
+        for choice in spec.parameters.targets()
+    }
+    strategy = make_strategy(spec.strategy, make_question(spec, study.model, targets))
+    done = next((n for n in range(1, len(trials) + 1) if isinstance(strategy.next(trials[:n]), Done)), None)
+    decision = None if done is None else strategy.decision(trials[:done])
+    if done is None or decision is None:
+        return None
+    r = decision.chosen_r or decision.best_r
+    rate = next(f.config.learning_rate for f in strategy.finalists(trials[:done]) if f.config.r == r)
+    tested = study.recommended or {}
+    same = (tested.get("r"), tested.get("learning_rate")) == (r, rate)
+    return End(
+        seed=spec.seed,
+        decision=decision,
+        config=(r, rate),
+        runs=done,
+        recorded=len(trials),
+        steps=sum(t.cost.steps for t in trials[:done]),
+        per_run=spec.budget.max_steps,
+        test=float(study.test.metrics["nll"] or math.nan) if same and study.test else None,
+    )
+
+
+def row(grid: Grid, end: End, best: dict[int, float]) -> str:
     """One study as a line of the table."""
-    decision, trials = study.decision or {}, store.trials(study.name)
-    steps = sum(t.cost.steps for t in trials)
-    r = decision["chosen_r"] or decision["best_r"]
-    config = (r, (study.recommended or {})["learning_rate"])
+    r = end.config[0]
     paired = interval([grid.by_rank()[r][s] - best[s] for s in grid.seeds])
     top = grid.best()
-    own = interval([grid.nll[config][s] - grid.nll[top][s] for s in grid.seeds]) if config in grid.nll else "not on it"
-    share = f"{steps / whole:.1%} | {steps / (56 * 5 * study.spec['budget']['max_steps']):.1%}"
-    test = f"{study.test.metrics['nll']:.4f}" if study.test else ""
-    chosen = f"{r}" if decision["chosen_r"] else f"({r})"
+    own = "not on it"
+    if end.config in grid.nll:
+        own = interval([grid.nll[end.config][s] - grid.nll[top][s] for s in grid.seeds])
+    test = "" if end.test is None else f"{end.test:.4f}"
+    chosen = f"{r}" if end.decision.chosen_r else f"({r})"
+    seeds = told_seeds(end.decision.model_dump())
+    full_runs = end.steps / end.per_run
+    shares = f"{full_runs / (len(grid.nll) * len(grid.seeds)):.1%} | {full_runs / (56 * 5):.1%}"
     return (
-        f"| {study.spec['seed']} | {decision['status']} | {chosen} | {told_seeds(decision)} | {steps} | {share} "
-        f"| {paired} | {own} | {test} |"
+        f"| {end.seed} | {end.decision.status} | {chosen} | {seeds} | {end.runs} of {end.recorded} | {end.steps} "
+        f"| {shares} | {paired} | {own} | {test} |"
     )
 
 
