@@ -1,7 +1,7 @@
 """Which ranks get further seeds: one that may still become the answer, and those that it is not yet shown to equal.
 
-Seeds for the others would change nothing: they are shown to be no better, or can't be certified, or not at a price that
-their size is worth. Plain arrays; knows nothing of records, and nothing of how ranks came to be compared.
+Seeds for the others would change nothing: they are shown to be no better, or can't be certified at a price worth
+paying. Plain arrays; knows nothing of records, and nothing of how ranks came to be compared.
 """
 
 from __future__ import annotations
@@ -11,19 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from ranksearch.comparisons import Comparison, Floats, dunnett_constant
 
-__all__ = ["HOPE", "PRICE", "Contest", "next_contest", "next_seeds", "worth"]
+__all__ = ["HOPE", "Contest", "next_contest", "next_seeds"]
 
 HOPE = 2.0
 """Without an answer, seeds are worth buying while one is estimated to need at most this multiple of the last look's:
 the estimate rests on a residual SD of few degrees of freedom, whose square is easily off by that much."""
-
-PRICE = 4.0
-"""Below an answer that stands, half the trainable parameters are worth as many further runs as this number of ranks has
-at the first look. So many `staged` compares there: to halve its answer may cost as much again as the answer did."""
 
 
 class Contest(NamedTuple):
@@ -36,18 +32,6 @@ class Contest(NamedTuple):
     (..., ranks)."""
 
 
-def worth(runs: ArrayLike, size: ArrayLike, standing: ArrayLike, first: int) -> NDArray[np.bool_]:
-    """Whether a smaller rank is worth the runs that it takes to certify it, by PRICE, elementwise.
-
-    Args:
-        runs: Further runs.
-        size: Trainable parameters of the smaller rank.
-        standing: Those of the answer that stands.
-        first: Seeds of the first look.
-    """
-    return np.asarray(runs <= PRICE * first * np.log2(np.asarray(standing) / np.asarray(size)))
-
-
 def next_contest(
     found: Comparison,
     seeds: Sequence[int],
@@ -55,13 +39,12 @@ def next_contest(
     tolerance: float,
     looks: Sequence[int],
     error: Callable[[int], float],
-    sizes: Sequence[float],
     standing: NDArray[np.intp],
 ) -> Contest:
     """Who gets seeds up to the next look, in a batch of studies whose ranks have alike numbers of them.
 
     A certificate is estimated from means and residual SD as they are. A first answer is hoped for up to HOPE times the
-    last look; below an answer that stands, a smaller one must be expected by the last look, and be `worth` its runs.
+    last look; below an answer that stands, a smaller one must be expected by the last look.
 
     Args:
         found: The newest comparison, smallest rank first.
@@ -69,7 +52,6 @@ def next_contest(
         tolerance: The loss that is accepted.
         looks: Numbers of seeds at which the study may decide, rising.
         error: Number of seeds -> error that a look at it may spend.
-        sizes: Trainable parameters of each rank.
         standing: Index of each study's answer; -1 without one, (...).
     """
     has = np.asarray(seeds)
@@ -97,12 +79,8 @@ def next_contest(
     of_rank = needs.max(axis=-1)
     below = np.where(standing < 0, ranks, standing)
     limit = np.where(standing < 0, hoped, last)
-    hopeful = (0 < of_rank) & (of_rank <= limit[..., None]) & (np.arange(ranks) < below[..., None])
-    takes_part = rivals | np.eye(ranks, dtype=bool)
-    further = np.where(takes_part, np.maximum(of_rank[..., None] - has, 0), 0).sum(axis=-1)
-    size = np.asarray(sizes, dtype=np.float64)
-    hopeful &= (standing < 0)[..., None] | worth(further, size, size[standing][..., None], looks[0])
-    rank = np.where(hopeful.any(axis=-1), hopeful.argmax(axis=-1), -1)
+    worth = (0 < of_rank) & (of_rank <= limit[..., None]) & (np.arange(ranks) < below[..., None])
+    rank = np.where(worth.any(axis=-1), worth.argmax(axis=-1), -1)
     of_it = np.take_along_axis(rivals, np.maximum(rank, 0)[..., None, None], axis=-2)[..., 0, :]
     runs = (of_it | (np.arange(ranks) == rank[..., None])) & (rank >= 0)[..., None]
     return Contest(rank, runs)

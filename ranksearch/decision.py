@@ -270,7 +270,6 @@ def seeds_wanted(
         tolerance=tolerance,
         looks=looks,
         error=lambda seeds: look_error(looks, seeds),
-        sizes=[trainable_parameters[r] if trainable_parameters else r for r in table.ranks],
         standing=np.asarray(at),
     )
     if contest.rank < 0:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ranksearch.comparisons import Comparison, Floats, compare_with_best
-from ranksearch.contest import HOPE, next_contest, next_seeds, worth
+from ranksearch.contest import HOPE, next_contest, next_seeds
 from ranksearch.decision import ERROR, LOOKS, look_error
 
 __all__ = [
@@ -160,7 +160,6 @@ def play_as_staged(losses: Floats, looks: Sequence[int], compared: Sequence[int]
         looks: Numbers of seeds at which it may decide, rising.
         compared: Indices of the ranks that are compared at first, rising; all when None.
     """
-    sizes = 2.0 ** np.arange(losses.shape[1])
     start = tuple(range(losses.shape[1]) if compared is None else compared)
     picks = np.full((len(looks), len(losses)), -1)
     runs = np.zeros(len(losses), dtype=np.intp)
@@ -183,8 +182,7 @@ def play_as_staged(losses: Floats, looks: Sequence[int], compared: Sequence[int]
         constant = np.array([found.constants[n] for n in seeds])[pick]
         tie = constant * found.residual_sd * np.sqrt(2 / level) / math.sqrt(HOPE)
         between = np.array([_halfway(ranks, at) for at in range(len(ranks))])[pick]
-        cheap = worth(level, sizes[between], sizes[ladder[pick]], looks[0])
-        between = np.where((pick >= 0) & (tie <= 1) & cheap, between, -1)
+        between = np.where((pick >= 0) & (tie <= 1), between, -1)
         for rank, n in set(zip(between.tolist(), level.tolist(), strict=True)):
             if rank >= 0:
                 more = dict(zip(ranks, seeds, strict=True)) | {rank: n}
@@ -196,7 +194,6 @@ def play_as_staged(losses: Floats, looks: Sequence[int], compared: Sequence[int]
             tolerance=1.0,
             looks=looks,
             error=lambda n: look_error(looks, n),
-            sizes=sizes[ladder],
             standing=np.where(chosen < 0, -1, np.searchsorted(ladder, chosen)),
         )
         stays = (between < 0) & (contest.rank >= 0)

@@ -234,7 +234,7 @@ def test_ranks_that_join_leave_the_error_below_5_percent_and_find_a_small_best_r
     truth = np.asarray(CURVES["all but the smallest lose"])
     losses = truth[:, None] + draw_residuals(6, 12, 1 / 3, NOISES[0], 2_000, seed=29)
     picks = play_as_staged(losses, LOOKS, (2, 3, 4, 5)).picks[-1]
-    assert np.mean(picks == 0) > 0.5
+    assert np.mean(picks == 0) > 0.8
 
 
 def test_a_study_that_is_given_more_seeds_ends_as_if_it_had_had_them_from_the_start() -> None:
@@ -280,22 +280,10 @@ def test_only_the_ranks_that_may_still_be_the_answer_and_their_rivals_get_seeds(
     assert {t.seed for t in trials} > {1, 2, 3}
 
 
-@pytest.mark.parametrize(("smaller", "chosen"), [(1, 4), (4, 64)], ids=["a sixteenth", "half"])
-def test_the_same_certificate_is_bought_for_a_much_smaller_rank_and_not_for_one_of_half_the_size(
-    smaller: int, chosen: int
-) -> None:
-    losses = np.full(6, 4.0)
-    losses[smaller], losses[5] = 0.45, 0.0
-    trials: list[TrialRecord] = []
-    at, runs = played(recorded_strategy(), losses[:, None] + calm(0.3), trials)
-    assert RANKS[at] == chosen
-    assert (runs > 18) == (chosen == 4)
-
-
 @pytest.mark.parametrize(("later", "chosen"), [(0.0, 2), (9.0, 4)])
 def test_the_newest_comparison_that_certifies_a_rank_decides(later: float, chosen: int) -> None:
     # At three seeds the second rank suffices, and the smallest may; the next seeds speak for it, or against it wildly.
-    losses = np.array([0.0, 0.0, 2.0, 2.0, 2.0, 2.0])[:, None] + calm(0.3)
+    losses = calm(0.3)
     losses[0, :3] += 0.5
     losses[0, 3:] += later * np.resize([1.0, 2.0], 9)
     trials: list[TrialRecord] = []

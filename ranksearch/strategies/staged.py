@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ranksearch.comparisons import dunnett_constant
-from ranksearch.contest import HOPE, worth
+from ranksearch.contest import HOPE
 from ranksearch.decision import Decision, look_error, seeds_wanted
 from ranksearch.methods import METHODS
 from ranksearch.plan import PlannedStage
@@ -271,11 +271,7 @@ class StagedStrategy(Strategy):
         bound = constant * sd * math.sqrt(2 / seeds[chosen]) / math.sqrt(HOPE)
         lower = max((r for r in ranks if r < chosen), default=0)
         left_out = [r for r in self.question.space.ranks() if lower < r < chosen]
-        if not left_out or bound > decision.tolerance:
-            return None
-        halfway = left_out[len(left_out) // 2]
-        cheap = worth(seeds[chosen], self._size(halfway), self._size(chosen), self.looks()[0])
-        return halfway if cheap else None
+        return left_out[len(left_out) // 2] if left_out and bound <= decision.tolerance else None
 
     def decision(self, trials: Sequence[TrialRecord]) -> Decision | None:
         """The newest decision that certified a rank; with none, the newest.
