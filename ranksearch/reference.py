@@ -24,8 +24,9 @@ on the command line (`budget.trials=8`).
 
 _SPACE = """\
 A parameter of the space is a value, or a range that is searched: `{choices: [8, 16]}`, `{log: [1.0e-4, 3.0e-3]}`,
-`{uniform: [0, 0.2]}` or `{int: [2, 64]}`. `r` may also be `{per_task: 4}` where there are several tasks. Either
-`lora_alpha` or `alpha_ratio` may stand, not both. `r` is needed unless every method does without a rank.
+`{uniform: [0, 0.2]}` or `{int: [2, 64]}`. `r` may also be `{per_task: 4}` where there are several tasks: that
+rank times 1, 1.5, 2 and the number of tasks. Either `lora_alpha` or `alpha_ratio` may stand, not both. `r` is needed
+unless every method does without a rank.
 """
 
 _METHODS = """\

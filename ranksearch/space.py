@@ -54,7 +54,7 @@ PARAMETERS: Mapping[str, Parameter] = {
         "float",
         low=0,
         default=1.0,
-        meaning="Factor on the rate of the bottom third of the blocks; 0 leaves it as it is.",
+        meaning="Factor on the rate of the bottom third of the blocks; at 0 nothing there is trained.",
     ),
     "layer_group_lr.middle": Parameter("float", low=0, default=1.0, meaning="Factor on the rate of the middle third."),
     "layer_group_lr.top": Parameter("float", low=0, default=1.0, meaning="Factor on the rate of the top third."),

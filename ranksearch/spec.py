@@ -71,7 +71,7 @@ class Section(BaseModel):
 
 
 class ModelSpec(Section):
-    """The base model."""
+    """The base model; `model: NAME` is short for `model: {id: NAME}`."""
 
     id: Annotated[str, Field(min_length=1)]
     """`asset:NAME`, a local folder or a hub id."""
@@ -80,14 +80,16 @@ class ModelSpec(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Type that the frozen weights are held in; auto follows `precision`."""
     trust_remote_code: bool = False
-    """Whether a model's own Python code may run."""
+    """Whether a model's own Python code may run; the command line must say so, too (`--trust-remote-code`)."""
 
 
 class DataBlock(Section):
     """Where the rows of a task come from and which columns they are."""
 
     train: Annotated[str, Field(min_length=1)] | None = None
-    """Null only beside `tasks`, where each names its own."""
+    """`asset:NAME`; a path or pattern of .csv, .tsv, .json, .jsonl or .parquet files, relative to the spec's folder; or
+    `hub:NAME[:CONFIG[:SPLIT]]`, which needs the package `datasets`. Null only beside `tasks`, whose blocks have their
+    own."""
     eval: Annotated[str, Field(min_length=1)] | None = None
     """The rows that configurations are compared on; null takes a share of the training file."""
     test: Annotated[str, Field(min_length=1)] | None = None
@@ -178,9 +180,10 @@ class BudgetSpec(Section):
     """How much may be spent."""
 
     trials: _Count = 24
-    """Configurations; the seeds of the decision come on top."""
+    """Configurations to search at most; `staged` ends sooner where more are expected to gain less than the tolerance.
+    The runs of its later stages, and the decision's seeds, come on top."""
     min_steps: _Count = 45
-    """Optimizer steps at the first rung."""
+    """Optimizer steps at the first rung. It does not follow `max_steps`; a third of it is a good place."""
     max_steps: _Count = 130
     """Optimizer steps of a full run."""
     reduction_factor: Annotated[int, Field(ge=2, le=_MOST)] = 3
@@ -270,7 +273,8 @@ class Spec(Section):
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3
     """Fresh seeds of each finalist at the first look."""
     max_seeds: Annotated[int, Field(ge=1, le=1000)] = 12
-    """Most fresh seeds of a finalist; later looks give them to the ranks between which they decide."""
+    """Most fresh seeds of a finalist, for `staged`: later looks give them to the ranks between which they decide. Other
+    strategies look once, at `seeds`."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """The study's own seed: sampler, split and the search's training runs follow from it."""
     resources: ResourcesSpec = ResourcesSpec()

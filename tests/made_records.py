@@ -171,6 +171,7 @@ def study(trials: Sequence[TrialRecord] = (), **changes: Any) -> StudyRecord:
             "space": SPACE,
             "objective": {"metric": "eval/nll", "direction": "minimize", "tolerance": 0.03},
             "budget": {"trials": 16, "min_steps": 45, "max_steps": 130, "reduction_factor": 3},
+            "strategy": "staged",
             "seeds": 3,
             "max_seeds": 12,
             "resources": {"cpus_per_trial": 1, "gpus_per_trial": 0, "max_concurrent": None},

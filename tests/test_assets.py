@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from ranksearch import assets
 from ranksearch.assets import ASSETS, Asset, Package, asset, cache_folder, fetch, listing
 from ranksearch.data.catalogue import read_asset
 from ranksearch.errors import DataError, StoreError
@@ -126,13 +125,6 @@ def test_a_misspelt_name_gets_the_nearest_ones() -> None:
         asset("trec6")
     with pytest.raises(DataError, match="assets list"):
         asset("zzzzzz")
-
-
-def test_the_gguf_model_names_the_extra_before_it_downloads(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assets, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match=r"ranksearch\[gguf\]"):
-        fetch("smollm2-135m")
-    assert not (place / "cache").exists()
 
 
 def test_every_asset_is_pinned_and_says_where_it_comes_from() -> None:
@@ -287,7 +279,6 @@ def test_every_table_is_fetched_and_read() -> None:
 
 @pytest.mark.slow
 def test_the_models_are_fetched_and_load() -> None:
-    pytest.importorskip("gguf")
     from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
     encoder = AutoModel.from_pretrained(fetch("minilm-l6"))

@@ -93,6 +93,16 @@ def test_seeds_that_scatter_more_than_the_tolerance_say_how_many_more_or_which_t
     assert bounds[rank] <= tolerance <= 1.02 * bounds[rank]
 
 
+@pytest.mark.parametrize(
+    ("strategy", "way"), [("staged", "--resume with max_seeds="), ("joint", "a new study with seeds=")]
+)
+def test_more_seeds_are_advised_where_the_strategy_takes_them(strategy: str, way: str) -> None:
+    values = {8: [0.50, 0.53, 0.55], 16: [0.53, 0.50, 0.54]}
+    made = decided(values, tolerance=0.01)
+    made = made.model_copy(update={"spec": made.spec | {"strategy": strategy}})
+    assert way in one(diagnose(made, fresh(values)), "noisy_seeds").next_step
+
+
 def test_the_largest_rank_being_the_best_is_the_ceiling() -> None:
     values = {8: [0.60, 0.61, 0.62], 64: [0.50, 0.51, 0.52]}
     finding = one(diagnose(decided(values), fresh(values)), "at_the_ceiling")

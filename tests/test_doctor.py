@@ -59,8 +59,13 @@ def test_a_secret_that_others_may_read_is_named(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
     token.chmod(0o644)
+    tmp_path.chmod(0o755)
     (found,) = about("secrets", tmp_path)
     assert found.verdict == "bad" and found.remedy == f"chmod 600 {token}"
+    # As `docker/README.md` has it: readable for containers, in a folder that nobody else may enter.
+    tmp_path.chmod(0o700)
+    assert [f.verdict for f in about("secrets", tmp_path)] == ["good"]
+    tmp_path.chmod(0o755)
     token.chmod(0o600)
     assert [f.verdict for f in about("secrets", tmp_path)] == ["good"]
     token.unlink()

@@ -83,9 +83,10 @@ def noisy_seeds(case: Case) -> Iterator[Finding]:
     bounds = [(p["upper_bound"], p["r"]) for p in decision["curve"] if p.get("upper_bound") is not None]
     more = decision.get("more_seeds")
     seeds = max(p.get("seeds") or decision["seeds"] for p in decision["curve"])
+    # Other strategies look once, at `seeds`; a study that has looked there can't move that look.
+    way = "--resume with max_seeds" if case.study.spec.get("strategy") == "staged" else "a new study with seeds"
     step = (
-        f"About {more} more seeds would decide if means and scatter stay as they are: --resume with "
-        f"max_seeds={seeds + more}."
+        f"About {more} more seeds would decide if means and scatter stay as they are: {way}={seeds + more}."
         if more
         else "No affordable number of seeds would decide at this tolerance."
     )

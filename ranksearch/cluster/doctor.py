@@ -92,7 +92,7 @@ def _versions() -> Iterator[Finding]:
     told = f"Python {platform.python_version()}, ranksearch {ranksearch.__version__}, Ray {_version('ray')}, "
     told += f"torch {_version('torch')}, transformers {_version('transformers')}, MLflow {_version('mlflow')}"
     if wrong:
-        yield Finding("versions", "bad", f"{told}; {'; '.join(wrong)}.", "pip install -U ranksearch.")
+        yield Finding("versions", "bad", f"{told}; {'; '.join(wrong)}.", "Run pip install -e . where its files are.")
     else:
         yield Finding("versions", "good", told + ".")
 
@@ -188,7 +188,8 @@ def _secrets() -> Iterator[Finding]:
     for path in files:
         if not path.exists():
             missing += [path] if path != files[-1] else []
-        elif stat.S_IMODE(path.stat().st_mode) & 0o077:
+        # A file in a folder that is closed to others is closed to them whatever its own mode.
+        elif stat.S_IMODE(path.stat().st_mode) & 0o077 and stat.S_IMODE(path.parent.stat().st_mode) & 0o077:
             open_files.append(path)
     if missing:
         told = f"{', '.join(map(str, missing))} does not exist."

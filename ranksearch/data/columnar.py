@@ -65,7 +65,7 @@ def read_hub(name: str, part: str, wanted: Sequence[str]) -> Table:
                 "a `hub:` source needs the package datasets",
                 "no such package",
                 file.name,
-                "Run: pip install 'ranksearch[hub]'.",
+                "Run: pip install 'datasets>=5.0'.",
             )
         )
         return table
