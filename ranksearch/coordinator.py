@@ -6,6 +6,7 @@ of the learn side: Ray Tune drives it over real trials, a replay over recorded c
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -55,7 +56,8 @@ class Limits:
     max_steps: int | None = None
     """Optimizer steps over all trials."""
     reserved_steps: int = 0
-    """Of those, what is kept back for the stages after the search."""
+    """Of those, what is kept back for the stages after the search, in the budget's own unit; what they have taken
+    is kept back no more."""
     max_seconds: float | None = None
     """Seconds over all sessions."""
     used_seconds: float = 0.0
@@ -123,6 +125,7 @@ class Coordinator:
         self._tally = _Tally()
         for trial in self._trials.values():
             self._tally.add(None, trial)
+        self._failed_before = self._tally.states["FAILED"]
         self._earlier_cost: dict[int, Cost] = {}
         self._began = time.monotonic()
         self._lock = threading.RLock()
@@ -181,7 +184,9 @@ class Coordinator:
                 self._put(trial)
                 self._put(again(trial, "stopped by the user; it starts again with --resume"))
             elif self._out_of_time():
-                self._end(pruned(trial, "stopped at a rung: max_hours is used up", now))
+                # Not pruned, which would be for good: a study with more hours would miss the run, or the whole rank.
+                self._put(trial)
+                self._put(again(trial, "max_hours is used up; it starts again with --resume and more of them"))
             else:
                 self._put(trial)
                 return False
@@ -297,8 +302,13 @@ class Coordinator:
         """Whether a new configuration fits beside the decision's runs, for which its share is kept back."""
         if self.limits.max_steps is None:
             return True
-        ahead = self._tally.used + self._tally.promised + self.budget.max_steps
-        return ahead + self.limits.reserved_steps <= self.limits.max_steps
+        # Both in optimizer steps: with the smallest batch a run takes the most of them.
+        # The space of a recording may hold nothing but the runs' numbers.
+        there = "batch_size" in self.space.domains
+        smallest = min(self.space.batch_sizes()) if there else self.budget.reference_batch_size
+        run = self.budget.steps(self.budget.max_steps, smallest)
+        kept = math.ceil(self.limits.reserved_steps * run / self.budget.max_steps) - self._tally.after_search
+        return self._tally.used + self._tally.promised + run + max(0, kept) <= self.limits.max_steps
 
     def _out_of_time(self) -> bool:
         limit = self.limits.max_seconds
@@ -306,7 +316,9 @@ class Coordinator:
 
     def _hopeless(self) -> bool:
         states = self._tally.states
-        return states["FAILED"] >= _HOPELESS and not states["COMPLETE"] + states["PRUNED"]
+        # Those of earlier drivers don't count: what ailed the machine may have been mended since.
+        failed = states["FAILED"] - self._failed_before
+        return failed >= _HOPELESS and not states["COMPLETE"] + states["PRUNED"]
 
 
 class _Tally:
@@ -320,14 +332,18 @@ class _Tally:
         """Optimizer steps trained."""
         self.promised = 0
         """Steps still ahead of the trials that are not over."""
+        self.after_search = 0
+        """Of both, those of trials that the sampler did not propose."""
 
     def add(self, old: TrialRecord | None, new: TrialRecord) -> None:
         """Takes in a record that is new or takes another's place."""
         for trial, sign in ((old, -1), (new, 1)):
             if trial is not None:
                 self.states[trial.state] += sign
+                ahead = 0 if trial.finished else max(0, trial.max_steps - trial.cost.steps)
                 self.used += sign * trial.cost.steps
-                self.promised += 0 if trial.finished else sign * max(0, trial.max_steps - trial.cost.steps)
+                self.promised += sign * ahead
+                self.after_search += sign * (trial.cost.steps + ahead) if trial.purpose != "search" else 0
         if new.state == "WAITING":
             self.waiting.add(new.number)
         else:

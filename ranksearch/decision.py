@@ -7,6 +7,7 @@ trained.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -103,14 +104,16 @@ class _Table(NamedTuple):
 def relative_tolerance(values: Values, *, fraction: float, direction: Direction) -> float:
     """A tolerance given as a fraction of the best mean, in the metric's unit.
 
+    Of a best mean of 0 (no answer is an exact match, say) it is the least positive number: only ranks that are shown to
+    be the very same are as good.
+
     Args:
         values: Rank -> seed -> metric, as for `decide`.
         fraction: 0.02 for two percent.
         direction: Which way the metric is better.
 
     Raises:
-        PlanError: The fraction is not a positive number, a value is not finite, no rank has a value, or the best
-            mean is 0, of which no fraction is a tolerance.
+        PlanError: The fraction is not a positive number, a value is not finite, or no rank has a value.
     """
     place = "objective.tolerance.relative"
     faults = _value_faults(values, direction)
@@ -119,11 +122,7 @@ def relative_tolerance(values: Values, *, fraction: float, direction: Direction)
     if faults:
         raise PlanError(faults)
     best = float(_read(values, direction, None).means.min())
-    if best == 0:
-        raise PlanError(
-            Fault("A relative tolerance needs a best mean other than 0", "0", place, "Give the tolerance as a number.")
-        )
-    return fraction * abs(best)
+    return fraction * abs(best) or sys.float_info.min
 
 
 def decide(

@@ -231,6 +231,17 @@ def make_plan(
                 "Lower batch_size or max_length, or set gradient_checkpointing: true.",
             )
         )
+    after = sum(stage.steps_likely for stage in stages if stage.name != "search")
+    least = math.ceil((after + budget.max_steps) * max(space.batch_sizes()) / min(space.batch_sizes()))
+    if spec.budget.max_steps_total is not None and spec.budget.max_steps_total < least:
+        raise PlanError(
+            Fault(
+                "max_steps_total must hold one run of the search beside the stages after it",
+                f"{spec.budget.max_steps_total:,} against {least:,} steps",
+                "budget.max_steps_total",
+                f"Raise it to {least:,} at least, or lower max_steps, seeds or the number of ranks.",
+            )
+        )
     kept = sum(stage.runs for stage in stages if stage.name in ("decide", "truncate"))
     adapters_mb = kept * trainable[top] * 4 / 2**20
     return Plan(

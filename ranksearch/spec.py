@@ -191,7 +191,8 @@ class BudgetSpec(Section):
     max_steps_total: _Count | None = None
     """Optimizer steps over all trials, after which no new one is started."""
     max_hours: Annotated[float, Field(gt=0)] | None = None
-    """Wall-clock hours, after which no new trial is started and running ones are ended at their next rung."""
+    """Wall-clock hours, after which no new trial is started and running ones end at their next rung; they start again
+    when the study goes on with more hours."""
 
 
 class MoreResources(Section):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from optuna.trial import TrialState
 
-from ranksearch.coordinator import Limits
+from ranksearch.config import TrialConfig
+from ranksearch.coordinator import Launch, Limits
 from ranksearch.plan import Budget
 from ranksearch.sampling import Sampler
-from tests.driving import Files, drive, loss_at, make, update
+from tests.driving import SPACE, Files, drive, loss_at, make, update
 
 
 def states(files: Files) -> Counter[str]:
@@ -181,6 +183,9 @@ def test_a_study_whose_first_trials_all_fail_stops() -> None:
         coordinator.fail(launch.number, "no such file")
     assert coordinator.next() is None and coordinator.finished == "the first trials all failed"
     assert states(files) == {"FAILED": 3}
+    # The machine was mended, and a new driver goes on; it, too, gives up after as many.
+    again = make(files)
+    assert again.next() is not None and again.finished is None
 
 
 def test_a_limit_on_steps_keeps_back_what_the_decision_needs() -> None:
@@ -194,6 +199,90 @@ def test_a_limit_on_steps_keeps_back_what_the_decision_needs() -> None:
 def test_hours_that_are_used_up_begin_nothing_more() -> None:
     coordinator = make(Files(), limits=Limits(max_seconds=10, used_seconds=11))
     assert coordinator.next() is None and coordinator.finished == "max_hours is used up"
+
+
+@pytest.mark.parametrize("purpose", ["search", "reference", "select"])
+def test_a_study_whose_hours_ran_out_ends_with_more_of_them_as_the_undisturbed_one(purpose: str) -> None:
+    def loss(config: TrialConfig, seed: int, fidelity: int) -> float:
+        # Every rank up to the largest gains, so that an answer without it would be wrong.
+        return loss_at(config, seed, fidelity) + 0.5 * (1 - config.r / 64)
+
+    whole = Files()
+    undisturbed = make(whole, strategy="staged")
+    drive(undisturbed, loss=loss)
+    files = Files()
+    coordinator = make(files, strategy="staged")
+    running: list[tuple[Launch, int]] = []
+    while True:
+        while len(running) < 2 and (launch := coordinator.next()) is not None:
+            running.append((launch, 0))
+            if launch.record.purpose == purpose:
+                coordinator.limits = Limits(max_seconds=1, used_seconds=2)
+        if not running:
+            break
+        launch, rung = running.pop(0)
+        value = loss(launch.record.config, launch.record.seed, launch.fidelities[rung])
+        if not coordinator.report(launch.number, update(launch, rung, value)):
+            running.append((launch, rung + 1))
+    assert coordinator.finished == "max_hours is used up"
+    assert purpose in {t.purpose for t in files.trials.values() if t.state == "WAITING"}
+    resumed = make(files, strategy="staged")
+    drive(resumed, loss=loss)
+    answers = [c.strategy.decision(c.trials()) for c in (undisturbed, resumed)]
+    assert answers[0] is not None and answers[1] is not None
+    assert answers[1].chosen_r == answers[0].chosen_r == 64
+    assert [p.r for p in answers[1].curve] == [p.r for p in answers[0].curve]
+
+
+def test_what_is_kept_back_for_the_decision_is_there_for_it() -> None:
+    # Noise that takes more than the first look.
+    def loss(config: TrialConfig, seed: int, fidelity: int) -> float:
+        return loss_at(config, seed, fidelity) + random.Random(f"{config.r}/{seed}").gauss(0, 0.03)
+
+    free = Files()
+    drive(make(free, strategy="staged"), loss=loss)
+    search = sum(t.cost.steps for t in free.trials.values() if t.purpose == "search")
+    needed = sum(t.cost.steps for t in free.trials.values())
+    assert max(t.seed for t in free.trials.values()) > 3
+    bound = Files()
+    limits = Limits(max_steps=needed + 60, reserved_steps=needed - search)
+    drive(make(bound, strategy="staged", limits=limits), loss=loss)
+    assert bound.trials.keys() == free.trials.keys()
+
+
+@pytest.mark.parametrize(("strategy", "most", "kept"), [("joint", 4000, 540), ("staged", 7000, 1300)])
+def test_a_limit_on_steps_counts_those_of_small_batches(strategy: str, most: int, kept: int) -> None:
+    files = Files()
+    space = SPACE | {"batch_size": {"choices": [8, 32]}}
+    limits = Limits(max_steps=most, reserved_steps=kept)
+    # The smaller batch is the better one, and takes four times the steps.
+    drive(
+        make(files, strategy=strategy, space=space, trials=100, limits=limits),
+        loss=lambda config, seed, fidelity: loss_at(config, seed, fidelity) + config.batch_size / 100,
+    )
+    assert len([t for t in files.trials.values() if t.purpose == "search"]) > 3
+    assert sum(t.cost.steps for t in files.trials.values()) <= most
+    assert any(t.purpose == "decide" for t in files.trials.values())
+
+
+def test_a_decision_run_that_failed_does_not_change_the_order_of_ranks() -> None:
+    files = Files()
+    coordinator = make(files, space=SPACE | {"r": {"choices": [4, 8]}})
+    # As a plan would have it for larger targets than the best configuration's.
+    planned = {4: 50_000, 8: 90_000}
+    coordinator.strategy.question = replace(coordinator.strategy.question, trainable=planned)
+    drive(coordinator)
+    before = coordinator.strategy.decision(coordinator.trials())
+    lost = [
+        t.model_copy(update={"state": "FAILED", "reports": (), "trainable_parameters": None})
+        if t.purpose == "decide" and t.config.r == 4 and t.seed == 3
+        else t
+        for t in coordinator.trials()
+    ]
+    after = coordinator.strategy.decision(lost)
+    assert before is not None and after is not None
+    counted = [(p.r, p.trainable_parameters) for p in before.curve]
+    assert counted == [(p.r, p.trainable_parameters) for p in after.curve] == [(4, 4000), (8, 8000)]
 
 
 def test_a_halted_study_leaves_no_record_running() -> None:

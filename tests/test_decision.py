@@ -328,8 +328,16 @@ def test_a_relative_tolerance_is_a_share_of_the_best_mean() -> None:
     assert relative_tolerance(values, fraction=0.02, direction="maximize") == pytest.approx(0.02 * 0.7)
     with pytest.raises(PlanError, match="above 0"):
         relative_tolerance(values, fraction=0, direction="minimize")
-    with pytest.raises(PlanError, match="best mean other than 0"):
-        relative_tolerance({4: {1: 0.0}}, fraction=0.02, direction="minimize")
+
+
+def test_a_fraction_of_nothing_still_lets_ranks_tie() -> None:
+    # Exact matches of small models: none at all.
+    nothing: dict[int, dict[int, float | None]] = {r: dict.fromkeys((1, 2, 3), 0.0) for r in (4, 8)}
+    tolerance = relative_tolerance(nothing, fraction=0.02, direction="maximize")
+    asked = {"metric": "eval/exact_match", "direction": "maximize", "tolerance": tolerance}
+    assert 0 < tolerance < 1e-300
+    assert decided(nothing, **asked).chosen_r == 4
+    assert decided({4: {1: 0.0, 2: -0.1, 3: 0.0}, 8: {1: 0.0, 2: 0.0, 3: 0.0}}, **asked).status == "undecided"
 
 
 def test_the_json_holds_what_people_script_against() -> None:

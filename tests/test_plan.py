@@ -82,6 +82,19 @@ def test_a_space_smaller_than_its_trials_is_told() -> None:
     assert any("2 configurations" in note and "budget.trials=9" in note for note in worked.notes)
 
 
+def test_a_limit_on_steps_that_leaves_none_to_the_search_is_refused_with_the_least_that_would_do() -> None:
+    budget = {"trials": 9, "min_steps": 10, "max_steps": 90, "reduction_factor": 3}
+    # One run of 90 steps, the truncated one, 9 candidates of which 3 go on, and 9 that decide.
+    least = 90 + 90 + (9 * 10 + 3 * 80) + 9 * 90
+    with pytest.raises(PlanError, match=r"max_steps_total must hold one run of the search.*Raise it to 1,320"):
+        plan(spec(budget=budget | {"max_steps_total": least - 1}))
+    plan(spec(budget=budget | {"max_steps_total": least}))
+    # A run with half the batch takes twice the steps.
+    halves = {"r": {"choices": [2, 4, 8]}, "learning_rate": {"log": [1e-4, 1e-2]}, "batch_size": {"choices": [16, 32]}}
+    with pytest.raises(PlanError, match="2,640 at least"):
+        plan(spec(space=halves, budget=budget | {"max_steps_total": least}))
+
+
 def test_a_trial_that_can_not_fit_is_refused_with_the_estimate() -> None:
     with pytest.raises(PlanError, match="against 100 MiB"):
         plan(spec(), memory_mb=100)

@@ -24,10 +24,10 @@ from ranksearch.replay import RecordedRun, Recording, Settings, read_recording, 
 from ranksearch.sampling import Sampler
 from ranksearch.sampling.pruner import make_pruner
 from ranksearch.space import Domain, Fixed, IntRange, Space
-from ranksearch.store import StudyFolder
+from ranksearch.store import Store, StudyFolder
 from tests.driving import Files, drive, make
 from tests.finished import SPEC, write_study
-from tests.made_records import RUNGS, loss_at, study, trial
+from tests.made_records import RUNGS, loss_at, staged_trials, study, trial
 from tests.test_evidence import peft_result, write
 
 Curve = Callable[[int], Mapping[str, float]]
@@ -498,3 +498,16 @@ def test_recordings_sum_up_what_everything_would_cost(tmp_path: Path) -> None:
     assert (
         recording.total == 5 * 500 and recording.regret(recording.best) == 0 and recording.regret(recording.worst) > 0
     )
+
+
+def test_a_study_that_was_interrupted_after_its_truncated_run_is_replayed(tmp_path: Path) -> None:
+    # Its adapter was cut down to ranks of which no run is recorded.
+    shared = {"lora_alpha": 32, "warmup_steps": 10}
+    trials = [
+        trial(n, TrialConfig(r=16, learning_rate=1e-3 * (1 + n / 5), head_lr_ratio=5 + n, **shared)) for n in range(6)
+    ]
+    trials.append(staged_trials(len(trials))[0])
+    write_study(tmp_path, study(trials, state="INTERRUPTED"), trials)
+    recording = read_recording(StudyFolder(Store(tmp_path).folder("trec50-made")).path)
+    assert recording.space.ranks() == (16, 64)
+    assert 0 < replay(recording, Settings(strategy="staged", repeats=2))["steps_fraction"]["mean"] <= 1

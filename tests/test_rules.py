@@ -11,7 +11,9 @@ import pytest
 
 from ranksearch.errors import InputError
 from ranksearch.evidence import import_evidence, load_evidence
+from ranksearch.export.source import read_source
 from ranksearch.rules import Flow, Rule, answer_text, flow_mermaid, flow_text, learn, recommend
+from ranksearch.store import Store
 from tests.finished import finish_study, values_of
 
 CASE: dict[str, Any] = {"task": "classification", "model": "asset:minilm-l6", "examples": 3766}
@@ -280,6 +282,31 @@ def test_a_configuration_that_diverged_on_one_model_is_not_chosen_for_all(tmp_pa
     import_evidence("tinker", path, tmp_path)
     rule = next(rule for rule in flow_of(tmp_path).rules if rule.kind == "sweep")
     assert rule.configuration["learning_rate"] != 3e-4
+
+
+def test_sweeps_that_differ_in_steps_alone_have_ids_of_their_own_and_are_exported_apart(tmp_path: Path) -> None:
+    best = {100: 3e-3, 500: 1e-3}
+    rows = [
+        f"org/model-{m}b,generation,chat,lora,{r},{rate},{steps},32,eval/nll,minimize,"
+        f"{1 + 0.001 / r + 0.2 * (rate != best[steps])},20000"
+        for m, r, rate, steps in itertools.product((1, 2, 3), (4, 8), (1e-3, 3e-3), best)
+    ]
+    head = "model,task,dataset,method,r,learning_rate,steps,batch_size,metric,direction,value,examples"
+    path = tmp_path / "sweep.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    import_evidence("csv", path, tmp_path)
+    flow = flow_of(tmp_path)
+    sweeps = [rule for rule in flow.rules if rule.kind == "sweep"]
+    assert len(sweeps) == len({rule.id for rule in sweeps}) == 2
+    saved = tmp_path / "rules.json"
+    saved.write_text(flow.model_dump_json())
+    for rule in sweeps:
+        exported = read_source(f"{saved}#{rule.id}", Store(tmp_path))
+        assert exported.values["learning_rate"] == rule.configuration["learning_rate"]
+    twice = flow.model_copy(update={"rules": (sweeps[0], sweeps[1].model_copy(update={"id": sweeps[0].id}))})
+    saved.write_text(twice.model_dump_json())
+    with pytest.raises(InputError, match="several rules"):
+        read_source(f"{saved}#{sweeps[0].id}", Store(tmp_path))
 
 
 def test_two_models_are_no_sweep_and_runs_made_once_are_told_as_that(tmp_path: Path) -> None:

@@ -140,6 +140,7 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
     from ranksearch.search.setup import begin_study, resume_study
     from ranksearch.storage import Storage, mirrored
     from ranksearch.store import Store, StudyFolder, default_home
+    from ranksearch.strategies import make_strategy
     from ranksearch.tracking import Tracker
 
     store, storage = Store(default_home()), Storage.of_environment()
@@ -154,7 +155,15 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
     with folder.lease(), mirror_of as mirror:
         for note in folder.mend() if resume else ():
             say(note)
-        record = resume_study(folder.study(), setup) if resume else begin_study(setup)
+        if resume:
+            asked = int(folder.study().spec["budget"]["trials"])
+            record = resume_study(folder.study(), setup)
+            strategy = make_strategy(setup.spec.strategy, setup.question())
+            if setup.spec.budget.trials > asked and strategy.search_is_over(folder.trials()):
+                more = f"budget.trials={setup.spec.budget.trials} instead of {asked}"
+                say(f"The search of {name} is over: {more} adds nothing. To search more, choose another name.")
+        else:
+            record = begin_study(setup)
         console = Console(stderr=True)
         progress = Progress(
             console,

@@ -231,6 +231,10 @@ def _rule_source(value: Any, path: str, rule_id: str) -> Source:
         raise ExportError(
             Fault("the rule must be one of " + (", ".join(rules) or "none"), shown(rule_id or "nothing"), path, remedy)
         )
+    if sum(rule.id == rule_id for rule in flow.rules) > 1:
+        raise ExportError(
+            Fault("the rule must be named by its id alone", f"several rules {rule_id}", path, "Run `learn` again.")
+        )
     rule = rules[rule_id]
     values, guessed = settled(rule)
     usual = f" Usual choices, which the rule does not speak of: {', '.join(guessed)}." if guessed else ""

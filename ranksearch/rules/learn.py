@@ -6,7 +6,9 @@ acts. Knows the evidence table; nothing of stores or of who asks.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,8 +41,21 @@ def learn(evidence: Evidence) -> Flow:
     decisions = evidence.decisions().sort_values("measured_at", kind="stable")
     studies = [_study_rule(row) for row in decisions.to_dict("records")]
     sweeps, left_out = sweep_rules(evidence.runs())
+    sweeps = _told_apart(sweeps)
     priors = [_judged(rule, studies, sweeps) for rule in prior_rules()]
     return Flow(rules=(*priors, *studies, *sweeps), left_out=tuple(left_out))
+
+
+def _told_apart(rules: Sequence[Rule]) -> list[Rule]:
+    """Rules of which no two share an id: sweeps of one data set may differ in steps, metric or batch size alone."""
+    times = Counter(rule.id for rule in rules)
+    out = []
+    for rule in rules:
+        if times[rule.id] > 1:
+            content = rule.model_dump_json(exclude={"id"})
+            rule = rule.model_copy(update={"id": f"{rule.id}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"})
+        out.append(rule)
+    return out
 
 
 def _study_rule(row: Mapping[Any, Any]) -> Rule:

@@ -159,6 +159,10 @@ class Strategy(ABC):
         """One record for each rank that is to be compared, ascending by rank; its configuration is the rank's."""
         return choose_finalists(self.question, trials)
 
+    def search_is_over(self, trials: Sequence[TrialRecord]) -> bool:
+        """Whether a study that goes on with more `trials` than before would not search any of them."""
+        return False
+
     def looks(self) -> tuple[int, ...]:
         """Numbers of seeds at which this strategy may decide."""
         return looks(self.question.seeds, self.question.max_seeds)
@@ -227,7 +231,10 @@ class Strategy(ABC):
             tolerance = relative_tolerance(
                 values, fraction=tolerance, direction="minimize" if direction == "minimize" else "maximize"
             )
-        counted = {t.config.r: t.trainable_parameters for t in trials if t.purpose == "decide" and t.finished}
+        # A run that failed early has counted nothing.
+        counted = {
+            t.config.r: t.trainable_parameters for t in trials if t.purpose == "decide" and t.trainable_parameters
+        }
         sizes = {r: counted.get(r) or question.trainable[r] for r in values}
         return {
             "direction": direction,

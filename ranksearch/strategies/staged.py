@@ -95,8 +95,7 @@ class StagedStrategy(Strategy):
         ladder = self.question.space.ranks()
         middle = middle_rank(ladder)
         searched = [t for t in trials if t.purpose == "search"]
-        # What comes after the search closes it: later reports must not open it again.
-        closed = len(searched) < len(trials) or self.enough(searched) is not None
+        closed = self.search_is_over(trials) or self.enough(searched) is not None
         if len(searched) < self.target() and may_search and not closed:
             why = f"learning rates and the rest are searched at r={middle}; ranks come later"
             return Order("search", "search", why, self.question.seed, prune=True, values={"r": middle})
@@ -114,6 +113,10 @@ class StagedStrategy(Strategy):
             if move is not None:
                 return move
         return self.decide_next(trials, may_go_on=may_search)
+
+    def search_is_over(self, trials: Sequence[TrialRecord]) -> bool:
+        """What comes after the search closes it: later reports must not open it again."""
+        return any(t.purpose != "search" for t in trials)
 
     def enough(self, searched: Sequence[TrialRecord]) -> float | None:
         """The gain to be expected of the configurations still to come, when that is below the margin; else None."""
@@ -176,12 +179,14 @@ class StagedStrategy(Strategy):
         reference = next((t for t in trials if t.purpose == "reference" and t.state == "COMPLETE"), None)
         whole = None if reference is None else reference.value(self.question.metric)
         at = ladder.index(middle_rank(ladder))
-        if reference is not None and whole is not None:
+        if reference is not None and reference.truncation and whole is not None:
             margin = self.question.margin(whole)
             enough = [
                 p.r
                 for p in reference.truncation
+                # A recording of a part of a study holds fewer ranks than its adapter was cut down to.
                 if p.kind == "uniform"
+                and p.r in ladder
                 and (value := p.metrics.get(self.question.metric)) is not None
                 and self.question.loss(value, whole) <= margin
             ]
