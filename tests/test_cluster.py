@@ -69,11 +69,8 @@ def test_a_study_that_asks_for_more_gpus_than_there_are_is_refused(tmp_path: Pat
     write_inputs(tmp_path)
     write_spec(tmp_path, budget=BUDGET, resources={"gpus_per_trial": 2})
     setup = check_study(tmp_path / "spec.yaml").setup()
-    store = Store(tmp_path / "home")
     with pytest.raises(RankSearchError, match="gpus_per_trial=2, 1 GPUs"):
-        run_study(setup, begin_study(setup), StudyFolder(store.folder("tiny")))
-    # Its name is free for the corrected spec.
-    assert not store.exists("tiny")
+        run_study(setup, begin_study(setup), StudyFolder(Store(tmp_path / "home").folder("tiny")))
 
 
 @pytest.fixture

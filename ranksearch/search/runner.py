@@ -89,14 +89,13 @@ def run_study(
             listener.publish_study(record)
         return record
 
+    if not (folder.path / "data" / "prepared.json").is_file():
+        setup.prepared.save(folder.path / "data")
     old = folder.trials()
+    study = put(study.model_copy(update={"sessions": close_sessions(study, old)}))
     with join(address) as cluster:
-        # What is refused leaves nothing behind: not even its name is taken.
         cluster.refuse_lack(spec)
         cluster.check_reach(folder.path, storage, notify)
-        if not (folder.path / "data" / "prepared.json").is_file():
-            setup.prepared.save(folder.path / "data")
-        study = put(study.model_copy(update={"sessions": close_sessions(study, old)}))
         sampler = Sampler(
             spec.strategy if spec.strategy in ("random", "grid") else spec.sampler,
             spec.parameters,
