@@ -268,7 +268,7 @@ class Spec(Section):
     strategy: Literal["staged", "joint", "grid", "random"] = "staged"
     """Which trials are run, in which order."""
     sampler: Literal["tpe", "gp", "cmaes", "random", "grid"] = "tpe"
-    """Who proposes configurations within a stage."""
+    """Who proposes configurations within a stage. After --resume `cmaes` begins anew; the others go on."""
     budget: BudgetSpec = BudgetSpec()
     """How much may be spent."""
     seeds: Annotated[int, Field(ge=1, le=1000)] = 3

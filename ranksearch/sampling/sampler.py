@@ -1,7 +1,8 @@
 """Proposes configurations and says when to stop one, by Optuna.
 
 The n-th proposal depends on the records and on n alone: Optuna's sampler is seeded anew for each, so a study that was
-killed and goes on proposes what it would have proposed.
+killed and goes on proposes what it would have proposed. But for `cmaes`: Optuna keeps its distribution with the trials
+that it proposed, the records don't, and it begins anew around the middle of the space.
 """
 
 from __future__ import annotations
