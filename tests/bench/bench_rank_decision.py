@@ -65,10 +65,10 @@ def found(grid: Grid) -> None:
     certified, by_rank = grid.decision(), grid.by_rank()
     best = {s: by_rank[certified.best_r][s] for s in grid.seeds}
     print(
-        "\n| study seed | status | chosen r | seeds | runs used, of those recorded | steps | of this grid | of 56 x 5 "
+        "\n| study seed | status | chosen r | seeds | runs used, of those recorded | steps | of the grid "
         "| rank's loss on the grid | configuration's loss on the grid | test NLL |"
     )
-    print("| --- " * 11 + "|")
+    print("| --- " * 10 + "|")
     for end in ended:
         print(row(grid, end, best))
     regrets = [
@@ -146,11 +146,10 @@ def row(grid: Grid, end: End, best: dict[int, float]) -> str:
     test = "" if end.test is None else f"{end.test:.4f}"
     chosen = f"{r}" if end.decision.chosen_r else f"({r})"
     seeds = told_seeds(end.decision.model_dump())
-    full_runs = end.steps / end.per_run
-    shares = f"{full_runs / (len(grid.nll) * len(grid.seeds)):.1%} | {full_runs / (56 * 5):.1%}"
+    share = end.steps / (end.per_run * len(grid.nll) * len(grid.seeds))
     return (
         f"| {end.seed} | {end.decision.status} | {chosen} | {seeds} | {end.runs} of {end.recorded} | {end.steps} "
-        f"| {shares} | {paired} | {own} | {test} |"
+        f"| {share:.1%} | {paired} | {own} | {test} |"
     )
 
 
