@@ -56,16 +56,23 @@ def truth(grid: Grid) -> None:
 
 
 def found(grid: Grid) -> None:
-    """The studies of `staged` on this grid's space, each up to where the strategy as it is would end it."""
+    """The studies of `staged` on this grid's space."""
     store = Store(HOME)
-    names = [n for n in store.studies() if n.startswith(f"{grid.name}-staged-s")]
-    ended = [end for study in map(store.study, names) if (end := end_of(grid, study, store.trials(study.name)))]
-    if not ended:
+    studies = [(store.study(n), store.trials(n)) for n in store.studies() if n.startswith(f"{grid.name}-staged-s")]
+    if not studies:
         return
+    print("\n| `max_seeds` | chosen r, study by study | steps, % of the grid | mean |")
+    print("| --- " * 4 + "|")
+    for most in (3, 5, 8, 12):
+        ends = [end_of(study, trials, most) for study, trials in studies]
+        told = ", ".join(f"{end.decision.chosen_r or 'undecided'}" for end in ends)
+        shares = [100 * share_of(grid, end) for end in ends]
+        print(f"| {most} | {told} | {', '.join(f'{s:.1f}' for s in shares)} | {np.mean(shares):.1f} |")
+    ended = [end_of(study, trials) for study, trials in studies]
     certified, by_rank = grid.decision(), grid.by_rank()
     best = {s: by_rank[certified.best_r][s] for s in grid.seeds}
     print(
-        "\n| study seed | status | chosen r | seeds | runs used, of those recorded | steps | of the grid "
+        "\n| study seed | status | chosen r | seeds | runs | steps | of the grid "
         "| rank's loss on the grid | configuration's loss on the grid | test NLL |"
     )
     print("| --- " * 10 + "|")
@@ -88,14 +95,13 @@ def found(grid: Grid) -> None:
 
 @dataclass(frozen=True)
 class End:
-    """A recorded study up to where it would end by now."""
+    """A recorded study, up to where it ended or would have ended with fewer `max_seeds`."""
 
     seed: int
     decision: Decision
     config: tuple[int, float]
     """Of the answer: (r, learning rate)."""
     runs: int
-    recorded: int
     steps: int
     per_run: int
     """Steps of a run that is trained to the end."""
@@ -103,22 +109,26 @@ class End:
     """The study's test NLL; None where it tested another configuration."""
 
 
-def end_of(grid: Grid, study: StudyRecord, trials: Sequence[TrialRecord]) -> End | None:
-    """The shortest beginning of the records with which the strategy is done; None where it would run more.
+def end_of(study: StudyRecord, trials: Sequence[TrialRecord], max_seeds: int | None = None) -> End:
+    """The shortest beginning of the records with which the strategy is done.
 
-    A study asks for its runs in the order of their numbers, so a strategy that ends sooner ends with such a beginning.
+    A study asks for its runs in the order of their numbers: one that ends sooner is such a beginning.
+
+    Args:
+        study: The study.
+        trials: Its trials by number.
+        max_seeds: In place of the study's own; no more than those.
     """
-    spec = Spec.model_validate(study.spec)
+    spec = Spec.model_validate(study.spec | ({} if max_seeds is None else {"max_seeds": max_seeds}))
     by_name = {module.name: module for module in study.model.modules}
     targets = {
         choice: [by_name[name] for name in resolve_targets(choice, study.model).names]
         for choice in spec.parameters.targets()
     }
     strategy = make_strategy(spec.strategy, make_question(spec, study.model, targets))
-    done = next((n for n in range(1, len(trials) + 1) if isinstance(strategy.next(trials[:n]), Done)), None)
-    decision = None if done is None else strategy.decision(trials[:done])
-    if done is None or decision is None:
-        return None
+    done = next(n for n in range(1, len(trials) + 1) if isinstance(strategy.next(trials[:n]), Done))
+    decision = strategy.decision(trials[:done])
+    assert decision is not None
     r = decision.chosen_r or decision.best_r
     rate = next(f.config.learning_rate for f in strategy.finalists(trials[:done]) if f.config.r == r)
     tested = study.recommended or {}
@@ -128,11 +138,15 @@ def end_of(grid: Grid, study: StudyRecord, trials: Sequence[TrialRecord]) -> End
         decision=decision,
         config=(r, rate),
         runs=done,
-        recorded=len(trials),
         steps=sum(t.cost.steps for t in trials[:done]),
         per_run=spec.budget.max_steps,
         test=float(study.test.metrics["nll"] or math.nan) if same and study.test else None,
     )
+
+
+def share_of(grid: Grid, end: End) -> float:
+    """Steps as a fraction of the grid's."""
+    return end.steps / (end.per_run * len(grid.nll) * len(grid.seeds))
 
 
 def row(grid: Grid, end: End, best: dict[int, float]) -> str:
@@ -146,10 +160,9 @@ def row(grid: Grid, end: End, best: dict[int, float]) -> str:
     test = "" if end.test is None else f"{end.test:.4f}"
     chosen = f"{r}" if end.decision.chosen_r else f"({r})"
     seeds = told_seeds(end.decision.model_dump())
-    share = end.steps / (end.per_run * len(grid.nll) * len(grid.seeds))
     return (
-        f"| {end.seed} | {end.decision.status} | {chosen} | {seeds} | {end.runs} of {end.recorded} | {end.steps} "
-        f"| {share:.1%} | {paired} | {own} | {test} |"
+        f"| {end.seed} | {end.decision.status} | {chosen} | {seeds} | {end.runs} | {end.steps} "
+        f"| {share_of(grid, end):.1%} | {paired} | {own} | {test} |"
     )
 
 
