@@ -221,8 +221,9 @@ def make_plan(
     )
     wide = (precision or spec.precision) == "fp32"
     per_trial = _memory_mb(spec, model, trainable[top], copied, max(space.batch_sizes()), longest, wide)
+    faults = []
     if memory_mb is not None and per_trial > memory_mb:
-        raise PlanError(
+        faults.append(
             Fault(
                 "a trial must fit into memory",
                 f"about {per_trial:.0f} MiB at r={top}, batch_size={max(space.batch_sizes())}, {longest} tokens, "
@@ -234,7 +235,7 @@ def make_plan(
     after = sum(stage.steps_likely for stage in stages if stage.name != "search")
     least = math.ceil((after + budget.max_steps) * max(space.batch_sizes()) / min(space.batch_sizes()))
     if spec.budget.max_steps_total is not None and spec.budget.max_steps_total < least:
-        raise PlanError(
+        faults.append(
             Fault(
                 "max_steps_total must hold one run of the search beside the stages after it",
                 f"{spec.budget.max_steps_total:,} against {least:,} steps",
@@ -242,6 +243,8 @@ def make_plan(
                 f"Raise it to {least:,} at least, or lower max_steps, seeds or the number of ranks.",
             )
         )
+    if faults:
+        raise PlanError(faults)
     kept = sum(stage.runs for stage in stages if stage.name in ("decide", "truncate"))
     adapters_mb = kept * trainable[top] * 4 / 2**20
     return Plan(

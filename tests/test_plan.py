@@ -89,6 +89,9 @@ def test_a_limit_on_steps_that_leaves_none_to_the_search_is_refused_with_the_lea
     with pytest.raises(PlanError, match=r"max_steps_total must hold one run of the search.*Raise it to 1,320"):
         plan(spec(budget=budget | {"max_steps_total": least - 1}))
     plan(spec(budget=budget | {"max_steps_total": least}))
+    # Both limits at once.
+    with pytest.raises(PlanError, match=r"(?s)against 100 MiB.*max_steps_total"):
+        plan(spec(budget=budget | {"max_steps_total": 1}), memory_mb=100)
     # A run with half the batch takes twice the steps.
     halves = {"r": {"choices": [2, 4, 8]}, "learning_rate": {"log": [1e-4, 1e-2]}, "batch_size": {"choices": [16, 32]}}
     with pytest.raises(PlanError, match="2,640 at least"):
