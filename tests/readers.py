@@ -295,7 +295,7 @@ def main() -> None:
         import transformers.training_args
 
         # Exports of bf16 runs are for machines that have it; this one need not.
-        transformers.training_args.is_torch_bf16_gpu_available = lambda *_: True
+        transformers.training_args.is_torch_bf16_gpu_available = lambda *_: True  # type: ignore[attr-defined]
     out: dict[str, list[str]] = {}
     for target, folders in asked["exports"].items():
         read = READERS[target](Path(asked["packages"].get(target, ".")))

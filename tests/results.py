@@ -142,7 +142,7 @@ def tiny_base(task: str) -> Any:
     torch.manual_seed(0)
     if task == "classification":
         return BertForSequenceClassification(
-            BertConfig(
+            BertConfig(  # type: ignore[call-arg]
                 vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=37,
                 max_position_embeddings=16, num_labels=2,
             )

@@ -56,7 +56,7 @@ def build(family: str, **changes: Any) -> PreTrainedModel:
     torch.manual_seed(0)
     if family == "bert":
         return BertForSequenceClassification(
-            BertConfig(
+            BertConfig(  # type: ignore[call-arg]
                 vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48,
                 max_position_embeddings=32, num_labels=3, **changes,
             )

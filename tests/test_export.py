@@ -44,7 +44,7 @@ NEUTRAL = {"head_lr_ratio": 1}
 def tiny_bert(seed: int = 0) -> BertForSequenceClassification:
     """A random BERT with hidden size 32; the seed fixes the base, not the head."""
     torch.manual_seed(seed)
-    config = BertConfig(
+    config = BertConfig(  # type: ignore[call-arg]
         vocab_size=60, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=37,
         max_position_embeddings=16, num_labels=CLASSES,
     )  # fmt: skip
@@ -254,7 +254,7 @@ def test_training_arguments_are_read_strictly_and_say_what_was_recommended(
     assert read.learning_rate == recommended["learning_rate"]
     assert read.per_device_train_batch_size == recommended["batch_size"]
     assert (read.max_steps, read.warmup_steps, read.weight_decay) == (130, 10, 0.0)
-    assert (read.lr_scheduler_type.value, read.max_grad_norm) == ("linear", 1.0)
+    assert (read.lr_scheduler_type.value, read.max_grad_norm) == ("linear", 1.0)  # type: ignore[attr-defined]
     assert (read.bf16, read.fp16, read.use_cpu) == (True, False, True)
     assert record.test is not None
     seed = next(t.seed for t in Store(home).trials("tiny") if t.number == record.test.trial)

@@ -86,6 +86,15 @@ def test_a_home_that_can_not_be_written_is_the_machines_fault(tmp_path: Path) ->
     assert ran.code == 1 and "home" in ran.err and "RANKSEARCH_HOME" in ran.err
 
 
+def test_a_study_that_no_node_has_room_for_is_refused_and_leaves_its_name_free(tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    write_spec(tmp_path, budget=BUDGET, resources={"gpus_per_trial": 2})
+    ran = ranksearch(tmp_path, "search", "spec.yaml", RAY_OVERRIDE_RESOURCES='{"GPU": 1}')
+    assert ran.code == 2 and "gpus_per_trial=2, 1 GPUs" in ran.err, ran.err
+    assert Store(tmp_path / ".ranksearch").studies() == []
+    assert not list(tmp_path.rglob("mlflow.db")) and not list(tmp_path.rglob("spool*"))
+
+
 @pytest.mark.slow
 def test_a_study_whose_every_trial_diverges_fails_with_one_message_and_keeps_its_records(tmp_path: Path) -> None:
     write_inputs(tmp_path)

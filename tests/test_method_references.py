@@ -172,6 +172,7 @@ def test_adalora_ends_at_r_ranks_a_layer_on_average(bench: Workbench) -> None:
         assert run._method.root.peft_config["default"].rank_pattern is None
         run.advance(30)
         pattern = run._method.root.peft_config["default"].rank_pattern
+        assert pattern is not None
         layers = [m for m in run.model.modules() if hasattr(m, "lora_E")]
         open_ranks = sum(int(m.lora_E["default"].bool().sum()) for m in layers)
     assert sum(map(sum, pattern.values())) == 4 * len(layers) == open_ranks

@@ -9,7 +9,7 @@ import pytest
 
 from ranksearch.config import TrialConfig
 from ranksearch.records import TrialRecord, TruncationPoint
-from ranksearch.strategies.staged import expected_gain, middle_rank
+from ranksearch.strategies.staged import StagedStrategy, expected_gain, middle_rank
 from tests.driving import SPACE, Files, drive, loss_at, make
 
 NOISE = 0.004
@@ -209,6 +209,7 @@ def test_a_top_run_that_diverges_leaves_the_middle_of_the_ladder_as_candidates()
     files = Files()
     coordinator = make(files, strategy="staged")
     drive(coordinator, loss=lambda c, s, f: float("nan") if c.r == 64 else loss_at(c, s, f), truncation=curve(8))
+    assert isinstance(coordinator.strategy, StagedStrategy)
     assert coordinator.strategy.candidates(coordinator.trials()) == [8, 16, 32, 64]
     decision = coordinator.strategy.decision(coordinator.trials())
     # r=4 lay below those candidates, and joined once r=8 was shown to suffice.
@@ -260,6 +261,7 @@ def test_where_adapters_cannot_be_truncated_the_whole_ladder_is_tried_and_the_st
 def test_a_long_ladder_is_tried_in_steps_of_its_log() -> None:
     space = PISSA | {"r": {"int": [2, 64]}}
     strategy = make(Files(), strategy="staged", space=space).strategy
+    assert isinstance(strategy, StagedStrategy)
     assert strategy._spread() == [2, 4, 8, 16, 32, 64]
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from ranksearch.config import TrialConfig
 from ranksearch.errors import SpecError, StoreError
-from ranksearch.records import RungReport, TrialRecord
+from ranksearch.records import SCHEMA_VERSION, RungReport, TrialRecord
 from ranksearch.store import Store, StudyFolder, write_atomic
 from tests.made_records import study
 
@@ -66,6 +66,23 @@ def test_a_torn_record_is_named_with_what_to_do(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:50])
     with pytest.raises(StoreError, match=r"00000\.json is not a whole record.*puts it back"):
         folder.trials()
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION + 1))
+def test_records_of_every_version_are_read_whole(version: int) -> None:
+    """The samples are frozen: a change of the records that can't read them needs a new version that can."""
+    path = Path(__file__).parent / "data" / f"records_v{version}"
+    folder = Store(path).open("tiny")
+    study, trials = folder.study(), folder.trials()
+    written = json.loads((folder.path / "study.json").read_text())
+    assert json.loads(study.model_dump_json()) | written == json.loads(study.model_dump_json())
+    assert len(trials) == 23
+    for trial in trials:
+        written = json.loads((folder.path / "trials" / f"{trial.number:05d}.json").read_text())
+        assert json.loads(trial.model_dump_json()) | written == json.loads(trial.model_dump_json())
+    assert {t.purpose for t in trials} == {"search", "reference", "select", "decide"}
+    assert {t.violation for t in trials} == {None, "diverged"}
+    assert study.decision is not None and study.decision["status"] == "undecided"
 
 
 def test_a_record_of_a_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_model_that_needs_its_own_code_is_refused_and_nothing_of_it_runs(tmp_p
     config["auto_map"] = {"AutoConfig": "modeling_tiny.C", "AutoModelForSequenceClassification": "modeling_tiny.M"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "modeling_tiny.py").write_text(f"open({str(tmp_path / 'CODE_RAN')!r}, 'w')\n")
-    for load in (inspect_model, lambda *a: load_model(*a, torch.float32)):
+    for load in (inspect_model, lambda *a: load_model(*a, torch.float32)):  # type: ignore[call-arg]
         with pytest.raises(DataError, match="auto_map") as caught:
             load(ModelSource(str(tmp_path)), "classification", 3)
         assert str(tmp_path) in str(caught.value)
@@ -127,7 +127,7 @@ def test_a_damaged_weight_file_is_told_with_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_head_for_other_classes_is_replaced_and_told(tmp_path: Path) -> None:
-    config = BertConfig(
+    config = BertConfig(  # type: ignore[call-arg]
         vocab_size=40, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64, num_labels=5
     )  # fmt: skip
     BertForSequenceClassification(config).save_pretrained(tmp_path)

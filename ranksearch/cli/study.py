@@ -15,10 +15,12 @@ from ranksearch.cli.handover import hand_over
 from ranksearch.errors import Fault, InputError, RankSearchError, SpecError, StoreError
 
 if TYPE_CHECKING:
+    from ranksearch.cluster.joined import Cluster
     from ranksearch.records import StudyRecord, TrialRecord
     from ranksearch.search.check import Checked
-    from ranksearch.storage import Storage
-    from ranksearch.store import Store
+    from ranksearch.search.setup import StudySetup
+    from ranksearch.storage import Mirror, Storage
+    from ranksearch.store import Store, StudyFolder
 
 __all__ = ["check", "plan", "search"]
 
@@ -131,17 +133,10 @@ def _checked(spec: Path, overrides: tuple[str, ...], trust_remote_code: bool) ->
 
 
 def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) -> StudyRecord:
-    from rich.console import Console
-
-    from ranksearch.report import write_report
-    from ranksearch.search.conclude import result_json
-    from ranksearch.search.progress import Progress
-    from ranksearch.search.runner import run_study
-    from ranksearch.search.setup import begin_study, resume_study
+    from ranksearch.cluster.joined import join
+    from ranksearch.search.setup import begin_study
     from ranksearch.storage import Storage, mirrored
     from ranksearch.store import Store, StudyFolder, default_home
-    from ranksearch.strategies import make_strategy
-    from ranksearch.tracking import Tracker
 
     store, storage = Store(default_home()), Storage.of_environment()
     if checked.name is not None:
@@ -149,65 +144,94 @@ def _search(checked: Checked, address: str | None, resume: bool, quiet: bool) ->
     setup = checked.setup()
     for note in (*checked.notes, *setup.plan.notes):
         say(note)
-    name = setup.spec.name
-    folder = StudyFolder(store.folder(name))
+    folder = StudyFolder(store.folder(setup.spec.name))
     mirror_of = mirrored(storage, folder.path, begins=not resume, notify=say, on_lost=_stop_here)
     with folder.lease(), mirror_of as mirror:
         for note in folder.mend() if resume else ():
             say(note)
-        if resume:
-            asked = int(folder.study().spec["budget"]["trials"])
-            record = resume_study(folder.study(), setup)
-            strategy = make_strategy(setup.spec.strategy, setup.question())
-            if setup.spec.budget.trials > asked and strategy.search_is_over(folder.trials()):
-                more = f"budget.trials={setup.spec.budget.trials} instead of {asked}"
-                say(f"The search of {name} is over: {more} adds nothing. To search more, choose another name.")
-        else:
-            record = begin_study(setup)
-        console = Console(stderr=True)
-        progress = Progress(
-            console,
-            setup.plan,
-            metric=setup.spec.objective.metric,
-            direction=setup.spec.objective.direction,
-            quiet=quiet,
-        )
-        progress.known({t.number: t for t in folder.trials()})
-        tracking = setup.spec.tracking
-        tracker = Tracker(folder.path, record, tracking.uri, tracking.experiment, store.home, progress.message)
-        for trial in folder.trials():
-            tracker.publish_trial(trial)
-        try:
-            with progress:
-                record = run_study(
-                    setup,
-                    record,
-                    folder,
-                    address=address,
-                    storage=storage,
-                    listeners=[progress, tracker],
-                    notify=progress.message,
-                )
-            trials = folder.trials()
-            if mirror is not None and record.test is not None:
-                try:
-                    mirror.bring(f"adapters/{record.test.trial:05d}")
-                except StoreError as error:
-                    # The answer stands; `pull` gets the adapter later.
-                    progress.message(str(error))
-            record = record.model_copy(
-                update={"result": result_json(record, trials, tracker.describe(), str(folder.path))}
+        record = _going_on(setup, folder) if resume else begin_study(setup)
+        with join(address) as cluster:
+            # Before anything is recorded or tracked: what is refused leaves its name free.
+            cluster.refuse_lack(setup.spec)
+            cluster.check_reach(folder.path, storage, say)
+            return _tracked(setup, record, folder, store, cluster, storage, mirror, quiet)
+
+
+def _going_on(setup: StudySetup, folder: StudyFolder) -> StudyRecord:
+    """The record of a study that goes on; says where more trials were asked for in vain."""
+    from ranksearch.search.setup import resume_study
+    from ranksearch.strategies import make_strategy
+
+    asked = int(folder.study().spec["budget"]["trials"])
+    record = resume_study(folder.study(), setup)
+    strategy = make_strategy(setup.spec.strategy, setup.question())
+    if setup.spec.budget.trials > asked and strategy.search_is_over(folder.trials()):
+        more = f"budget.trials={setup.spec.budget.trials} instead of {asked}"
+        say(f"The search of {record.name} is over: {more} adds nothing. To search more, choose another name.")
+    return record
+
+
+def _tracked(
+    setup: StudySetup,
+    record: StudyRecord,
+    folder: StudyFolder,
+    store: Store,
+    cluster: Cluster,
+    storage: Storage | None,
+    mirror: Mirror | None,
+    quiet: bool,
+) -> StudyRecord:
+    """Runs the study with progress and tracking, then writes result, report and what is handed over."""
+    from rich.console import Console
+
+    from ranksearch.report import write_report
+    from ranksearch.search.conclude import result_json
+    from ranksearch.search.progress import Progress
+    from ranksearch.search.runner import run_study
+    from ranksearch.tracking import Tracker
+
+    console = Console(stderr=True)
+    progress = Progress(
+        console,
+        setup.plan,
+        metric=setup.spec.objective.metric,
+        direction=setup.spec.objective.direction,
+        quiet=quiet,
+    )
+    progress.known({t.number: t for t in folder.trials()})
+    tracking = setup.spec.tracking
+    tracker = Tracker(folder.path, record, tracking.uri, tracking.experiment, store.home, progress.message)
+    for trial in folder.trials():
+        tracker.publish_trial(trial)
+    try:
+        with progress:
+            record = run_study(
+                setup,
+                record,
+                folder,
+                cluster,
+                storage=storage,
+                listeners=[progress, tracker],
+                notify=progress.message,
             )
-            folder.write_study(record)
-            write_report(record, trials, folder.path / "report")
-            hand_over(record, folder, store, tracker, progress.message)
-            tracker.publish_study(record)
-        finally:
-            tracker.close()
-        # Only a writer that has drained knows every id of the server's.
-        result = result_json(record, trials, tracker.describe(), str(folder.path))
-        record = record.model_copy(update={"result": result})
+        trials = folder.trials()
+        if mirror is not None and record.test is not None:
+            try:
+                mirror.bring(f"adapters/{record.test.trial:05d}")
+            except StoreError as error:
+                # The answer stands; `pull` gets the adapter later.
+                progress.message(str(error))
+        record = record.model_copy(update={"result": result_json(record, trials, tracker.describe(), str(folder.path))})
         folder.write_study(record)
+        write_report(record, trials, folder.path / "report")
+        hand_over(record, folder, store, tracker, progress.message)
+        tracker.publish_study(record)
+    finally:
+        tracker.close()
+    # Only a writer that has drained knows every id of the server's.
+    result = result_json(record, trials, tracker.describe(), str(folder.path))
+    record = record.model_copy(update={"result": result})
+    folder.write_study(record)
     return record
 
 

@@ -9,9 +9,11 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +52,14 @@ _REACH_SECONDS = 120
 
 
 class Cluster:
-    """The Ray cluster in use."""
+    """The Ray cluster in use.
+
+    Made before it is joined: starting Ray is a part of what a study takes.
+    """
 
     def __init__(self, address: str | None) -> None:
         self.address = address
+        self.began, self.began_at = time.monotonic(), datetime.now(UTC)
 
     def rooms(self) -> list[Room]:
         """What each node that is alive holds."""
@@ -223,14 +229,15 @@ def join(address: str | None) -> Iterator[Cluster]:
     """Joins a cluster, or starts one on this machine and ends it again.
 
     Raises:
-        RankSearchError: When it can't be joined or has no room.
+        RankSearchError: When it can't be joined.
     """
+    cluster = Cluster(address)
     os.environ.update({k: v for k, v in _ENVIRONMENT.items() if k not in os.environ})
     import ray
 
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": True}
     if ray.is_initialized():
-        yield Cluster(address)
+        yield cluster
         return
     # Ray's sockets lie in it, whose paths may not be long: it can't be in the study's folder.
     own = tempfile.mkdtemp(prefix="ranksearch-ray-") if address is None else None
@@ -252,7 +259,7 @@ def join(address: str | None) -> Iterator[Cluster]:
             "See that it runs (`ray status`) and that the address is right."
         ) from error
     try:
-        yield Cluster(address)
+        yield cluster
     finally:
         ray.shutdown()
         if own is not None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from ranksearch.cluster.joined import Cluster, join
+from ranksearch.cluster.joined import Cluster
 from ranksearch.coordinator import Coordinator, Limits
 from ranksearch.errors import RankSearchError
 from ranksearch.records import StudyRecord, TestResult, TrialRecord
@@ -52,21 +52,21 @@ def run_study(
     setup: StudySetup,
     study: StudyRecord,
     folder: StudyFolder,
+    cluster: Cluster,
     *,
-    address: str | None = None,
     storage: Storage | None = None,
     listeners: Sequence[Listener] = (),
     notify: Callable[[str], None] = lambda text: None,
 ) -> StudyRecord:
     """Runs a study until it has its answer or is stopped.
 
-    The caller holds the study's lease.
+    The caller holds the study's lease, and has seen that the cluster has room and reaches the folder.
 
     Args:
         setup: The checked study.
         study: Its record, new or going on.
         folder: Where records go.
-        address: A Ray cluster to join; None starts one on this machine and ends it again.
+        cluster: The Ray cluster, joined.
         storage: Where the study has its copy, and workers put adapters; None where all nodes see the folder.
         listeners: Who else hears of the records.
         notify: Takes sentences for the user.
@@ -76,10 +76,8 @@ def run_study(
 
     Raises:
         StoreError: When records can't be written.
-        RankSearchError: When the cluster can't be joined or has no room for a trial.
     """
     spec = setup.spec
-    began, began_at = time.monotonic(), datetime.now(UTC)
     question = setup.question()
     strategy = make_strategy(spec.strategy, question)
 
@@ -93,78 +91,75 @@ def run_study(
         setup.prepared.save(folder.path / "data")
     old = folder.trials()
     study = put(study.model_copy(update={"sessions": close_sessions(study, old)}))
-    with join(address) as cluster:
-        cluster.refuse_lack(spec)
-        cluster.check_reach(folder.path, storage, notify)
-        sampler = Sampler(
-            spec.strategy if spec.strategy in ("random", "grid") else spec.sampler,
-            spec.parameters,
-            setup.budget,
-            metric=question.metric,
-            direction=question.direction,
-            seed=spec.seed,
-            parallel=cluster.workers(spec.resources),
-        )
-        used = sum(s["seconds"] for s in study.sessions)
-        hours = spec.budget.max_hours
-        coordinator = Coordinator(
-            strategy,
-            sampler,
-            space=spec.parameters,
-            budget=setup.budget,
-            metric=question.metric,
-            trials=old,
-            files=folder,
-            limits=Limits(
-                max_steps=spec.budget.max_steps_total,
-                reserved_steps=sum(s.steps_likely for s in setup.plan.stages if s.name != "search"),
-                max_seconds=None if hours is None else hours * 3600,
-                used_seconds=used,
-            ),
-            listeners=[listener.publish_trial for listener in listeners],
-        )
-        session: dict[str, Any] = {
-            "began_at": began_at.isoformat(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "cluster": cluster.describe(),
-            "workers": cluster.workers(spec.resources),
+    sampler = Sampler(
+        spec.strategy if spec.strategy in ("random", "grid") else spec.sampler,
+        spec.parameters,
+        setup.budget,
+        metric=question.metric,
+        direction=question.direction,
+        seed=spec.seed,
+        parallel=cluster.workers(spec.resources),
+    )
+    used = sum(s["seconds"] for s in study.sessions)
+    hours = spec.budget.max_hours
+    coordinator = Coordinator(
+        strategy,
+        sampler,
+        space=spec.parameters,
+        budget=setup.budget,
+        metric=question.metric,
+        trials=old,
+        files=folder,
+        limits=Limits(
+            max_steps=spec.budget.max_steps_total,
+            reserved_steps=sum(s.steps_likely for s in setup.plan.stages if s.name != "search"),
+            max_seconds=None if hours is None else hours * 3600,
+            used_seconds=used,
+        ),
+        listeners=[listener.publish_trial for listener in listeners],
+    )
+    session: dict[str, Any] = {
+        "began_at": cluster.began_at.isoformat(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "cluster": cluster.describe(),
+        "workers": cluster.workers(spec.resources),
+    }
+    earlier = study.sessions
+    study = put(study.model_copy(update={"sessions": (*earlier, session)}))
+    worker = WorkerSetup.of(setup, study, folder.path, None if storage is None else storage.uri)
+
+    def end(update: dict[str, Any], stopped: str | None) -> StudyRecord:
+        seconds = round(time.monotonic() - cluster.began, 1)
+        closed = session | {
+            "seconds": seconds,
+            "ended_at": datetime.now(UTC).isoformat(),
+            "stopped": stopped,
+            # Linux counts in KiB.
+            "driver_peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         }
-        earlier = study.sessions
-        study = put(study.model_copy(update={"sessions": (*earlier, session)}))
-        worker = WorkerSetup.of(setup, study, folder.path, None if storage is None else storage.uri)
+        return put(study.model_copy(update={"sessions": (*earlier, closed)} | update))
 
-        def end(update: dict[str, Any], stopped: str | None) -> StudyRecord:
-            seconds = round(time.monotonic() - began, 1)
-            closed = session | {
-                "seconds": seconds,
-                "ended_at": datetime.now(UTC).isoformat(),
-                "stopped": stopped,
-                # Linux counts in KiB.
-                "driver_peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-            }
-            return put(study.model_copy(update={"sessions": (*earlier, closed)} | update))
-
-        try:
-            interrupted = _fit(
-                coordinator, setup, worker, cluster, notify, lambda: end({"state": "INTERRUPTED"}, "interrupted")
-            )
-            trials = coordinator.trials()
-            decision = strategy.decision(trials)
-            chosen = recommend_config(decision, strategy, trials)
-            update: dict[str, Any] = {
-                "decision": None if decision is None else decision.model_dump(mode="json"),
-                "recommended": None if chosen is None else recommended_json(chosen, study),
-            }
-            if not interrupted and chosen is not None and not _tested(study, chosen, trials):
-                update |= _test(worker, spec.resources, chosen, question, trials, study, notify)
-            update["state"] = "INTERRUPTED" if interrupted else "DONE" if chosen is not None else "FAILED"
-        except BaseException:
-            with contextlib.suppress(RankSearchError):
-                coordinator.interrupt()
-                end({"state": "INTERRUPTED"}, "an error")
-            raise
-        return end(update, "interrupted" if interrupted else coordinator.finished)
+    try:
+        interrupted = _fit(
+            coordinator, setup, worker, cluster, notify, lambda: end({"state": "INTERRUPTED"}, "interrupted")
+        )
+        trials = coordinator.trials()
+        decision = strategy.decision(trials)
+        chosen = recommend_config(decision, strategy, trials)
+        update: dict[str, Any] = {
+            "decision": None if decision is None else decision.model_dump(mode="json"),
+            "recommended": None if chosen is None else recommended_json(chosen, study),
+        }
+        if not interrupted and chosen is not None and not _tested(study, chosen, trials):
+            update |= _test(worker, spec.resources, chosen, question, trials, study, notify)
+        update["state"] = "INTERRUPTED" if interrupted else "DONE" if chosen is not None else "FAILED"
+    except BaseException:
+        with contextlib.suppress(RankSearchError):
+            coordinator.interrupt()
+            end({"state": "INTERRUPTED"}, "an error")
+        raise
+    return end(update, "interrupted" if interrupted else coordinator.finished)
 
 
 def _fit(

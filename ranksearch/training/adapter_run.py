@@ -10,7 +10,7 @@ import copy
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -212,7 +212,7 @@ class AdapterRun:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def __enter__(self) -> AdapterRun:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
