@@ -197,6 +197,16 @@ def test_every_faulty_file_of_a_peft_folder_is_named_and_nothing_is_imported(tmp
     assert not any("good.json" in fault for fault in told)
 
 
+def test_values_of_a_peft_result_that_no_column_can_hold_are_all_named_with_their_file(tmp_path: Path) -> None:
+    write(tmp_path / "T/a.json", peft_result(run_info__train_config__seed=2**64 - 1))
+    write(tmp_path / "T/b.json", peft_result(run_info__train_config__batch_size="four", train_info__train_time="long"))
+    write(tmp_path / "T/c.json", peft_result())
+    told = faults_of("peft", tmp_path / "T", tmp_path / "home")
+    assert len(told) == 3
+    for file, what in (("a.json", "`seed`"), ("b.json", "`batch_size`"), ("b.json", "`seconds`")):
+        assert any(file in fault and what in fault for fault in told), told
+
+
 def test_a_failed_peft_run_is_kept_as_failed_without_a_value(tmp_path: Path) -> None:
     failed = peft_result(train_info__status="failed", train_info__metrics=[])
     told = import_evidence("peft", write(tmp_path / "T/a.json", failed), tmp_path / "home")
@@ -297,6 +307,7 @@ def test_wrong_cells_of_a_plain_table_are_all_told(tmp_path: Path) -> None:
     text = f"""{CSV_HEADER}
 m;classification;d;1;lora;;-1;10;1;eval/nll;down;0.1
 m;classification;d;1;lora;8;1e-3;10;1;eval/nll;minimize;
+m;classification;d;1;lora;8;1e-3;10;{2**64 - 1};eval/nll;minimize;0.1
 """
     told = faults_of("csv", write(tmp_path / "t.csv", text), tmp_path / "home")
     for line, what in (
@@ -304,6 +315,7 @@ m;classification;d;1;lora;8;1e-3;10;1;eval/nll;minimize;
         (2, "`learning_rate`"),
         (2, "`direction`"),
         (3, "`value` must be given"),
+        (4, "`seed` must be a whole number of at least 0 and below 2^63"),
     ):
         assert any(f"line {line}" in fault and what in fault for fault in told), f"line {line}: {what} in {told}"
 

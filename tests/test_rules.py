@@ -292,7 +292,8 @@ def test_sweeps_that_differ_in_steps_alone_have_ids_of_their_own_and_are_exporte
         for m, r, rate, steps in itertools.product((1, 2, 3), (4, 8), (1e-3, 3e-3), best)
     ]
     head = "model,task,dataset,method,r,learning_rate,steps,batch_size,metric,direction,value,examples"
-    path = tmp_path / "sweep.csv"
+    # Whatever the file is called: by a name alone no run is one of this program's studies.
+    path = tmp_path / "ranksearch.csv"
     path.write_text("\n".join([head, *rows]) + "\n")
     import_evidence("csv", path, tmp_path)
     flow = flow_of(tmp_path)

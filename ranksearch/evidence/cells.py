@@ -48,10 +48,12 @@ class Cells:
         text, value = self.text(name), self.number(name)
         if value is None or text is None:
             return None
-        if not value.is_integer() or value < least:
-            self.fault(f"`{name}` must be a whole number of at least {least}", repr(text), "Correct the cell.")
+        whole = int(text) if text.lstrip("+-").isdigit() else int(value)
+        if not value.is_integer() or not least <= whole < 2**63:
+            rule = f"`{name}` must be a whole number of at least {least} and below 2^63"
+            self.fault(rule, repr(text), "Correct the cell.")
             return None
-        return int(text) if text.lstrip("+-").isdigit() else int(value)
+        return whole
 
     def flag(self, name: str) -> bool | None:
         """The cell as true or false."""

@@ -12,6 +12,8 @@ from typing import Any
 
 import pandas as pd
 
+from ranksearch.errors import EvidenceError, Fault
+
 __all__ = ["CURVE_COLUMNS", "ROW_COLUMNS", "Column", "Evidence", "curves_frame", "rows_frame"]
 
 TIME = "datetime64[us, UTC]"
@@ -124,7 +126,11 @@ class Evidence:
 
 
 def rows_frame(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Rows by column name as a frame of `ROW_COLUMNS`; what a row does not name is missing."""
+    """Rows by column name as a frame of `ROW_COLUMNS`; what a row does not name is missing.
+
+    Raises:
+        EvidenceError: When a value is not of its column's kind.
+    """
     return _frame(list(rows), ROW_COLUMNS)
 
 
@@ -137,5 +143,23 @@ def _frame(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column]) -> pd.D
     unknown = {name for row in rows for name in row} - {column.name for column in columns}
     if unknown:
         raise KeyError(f"no column is called {', '.join(sorted(unknown))}")
-    data = {c.name: pd.Series([row.get(c.name) for row in rows], dtype=c.dtype) for c in columns}
-    return pd.DataFrame(data, columns=[c.name for c in columns])
+    misfits = [fault for column in columns for fault in _misfits(rows, column)]
+    if misfits:
+        raise EvidenceError(misfits)
+    return pd.DataFrame({c.name: _series(rows, c) for c in columns}, columns=[c.name for c in columns])
+
+
+def _series(rows: Sequence[Mapping[str, Any]], column: Column) -> pd.Series[Any]:
+    return pd.Series([row.get(column.name) for row in rows], dtype=column.dtype)
+
+
+def _misfits(rows: Sequence[Mapping[str, Any]], column: Column) -> list[Fault]:
+    """The values that the column can't hold: files of others may hold anything."""
+    try:
+        _series(rows, column)
+    except (TypeError, ValueError, OverflowError):
+        if len(rows) > 1:
+            return [fault for row in rows for fault in _misfits([row], column)]
+        rule, got = f"`{column.name}` must be a value of the kind {column.dtype}", repr(rows[0][column.name])[:80]
+        return [Fault(rule, got, str(rows[0].get("source_file")), "Correct the file, or leave it out.")]
+    return []

@@ -36,7 +36,7 @@ Cell = tuple[int, float]
 
 def sweep_rules(runs: pd.DataFrame) -> tuple[list[Rule], list[str]]:
     """The rules of imported plain LoRA runs, and a sentence for each set of runs that gave none."""
-    foreign = runs[runs["source"] != "ranksearch"]
+    foreign = runs[runs["study_id"].isna()]
     usable = foreign[
         (foreign["method"] == "lora")
         & foreign["variant"].isna()
