@@ -17,9 +17,26 @@ from scipy import optimize, special, stats
 
 from ranksearch.errors import Fault, PlanError
 
-__all__ = ["Comparison", "Floats", "compare_with_best", "dunnett_constant", "fitted_means"]
+__all__ = ["Comparison", "Floats", "Look", "compare_with_best", "dunnett_constant", "fitted_means"]
 
 Floats = NDArray[np.float64]
+
+_TABLE_FREEDOM = 3.0
+"""Degrees of freedom with which the whole table's noise counts against a rank's own: the most at which no curve errs in
+more than about 5 % under noise that shrinks with the rank as it was measured to (`reports/decision-simulation.md`)."""
+
+
+class Look(NamedTuple):
+    """What the ranks that have a look's seeds say of the noise, over a batch of tables."""
+
+    ranks: int
+    """How many have them."""
+    residual_sd: Floats
+    """Residual standard deviation of their table, (...)."""
+    degrees_of_freedom: int
+    """(ranks - 1) (seeds - 1)."""
+    constant: float
+    """The one-sided Dunnett constant at the look's error."""
 
 
 class Comparison(NamedTuple):
@@ -29,17 +46,23 @@ class Comparison(NamedTuple):
     """Mean loss of each rank over all seeds; that of a rank which lacks some, as the two-way model fits it.
     (..., ranks)."""
     gaps: Floats
-    """How much worse rank i's mean is than rank j's, over the seeds that both have, (..., i, j)."""
+    """How much worse rank i's mean is than rank j's, over the seeds of the newest look that both have, (..., i, j)."""
     upper: Floats
     """Upper bounds of the true differences, (..., i, j); minus infinity where i is j."""
+    noise: Floats
+    """Residual SD that this bound was made with, (..., i, j)."""
+    scatter: Floats
+    """Half the variance over seeds of rank i's loss less rank j's, over the same seeds, (..., i, j). Its mean over the
+    pairs of some ranks is the residual variance of their table."""
     bounds: Floats
     """Upper bound of each rank's true loss against the best rank, (..., ranks)."""
-    residual_sd: Floats
-    """Pooled residual standard deviation, (...)."""
-    degrees_of_freedom: int
-    """Values less ranks less seeds plus 1: (ranks - 1) (seeds - 1) for a full table."""
-    constants: Mapping[int, float]
-    """The one-sided Dunnett constant of each look, by its number of seeds."""
+    looks: Mapping[int, Look]
+    """Each look by its number of seeds, rising."""
+
+    @property
+    def newest(self) -> Look:
+        """The look with the most seeds."""
+        return self.looks[max(self.looks)]
 
 
 @cache
@@ -106,45 +129,66 @@ def _nodes(count: int, low: float, high: float) -> tuple[Floats, Floats]:
 def compare_with_best(losses: Floats, errors: Mapping[int, float], seeds: Sequence[int] | None = None) -> Comparison:
     """Bounds, for every rank at once, how much worse than the best rank it truly is.
 
-    Two-way layout without interaction, its residual SD s pooled over the whole table. A pair is compared at the newest
-    look whose S seeds both have; with d the Dunnett constant for all ranks at that look's error, Hsu's constrained
-    intervals (Hsu 1984, Annals of Statistics 12, 1136-1144) are
+    A look is read by its own table: the R ranks that have its S seeds, in a two-way layout without interaction, with
+    residual SD s. With d the Dunnett constant for R - 1 comparisons at the look's error, Hsu's constrained intervals
+    (Hsu 1984, Annals of Statistics 12, 1136-1144) are
 
-        bound_i = max(0, max over j != i of (m_i - m_j over the S seeds + d s sqrt(2 / S)))
+        bound_i = max(0, max over j != i of (m_i - m_j over the S seeds + d s_ij sqrt(2 / S)))
 
-    With a full table, one look, and residuals that are normal, alike in variance and independent, no bound is below
-    its rank's true loss with probability 1 - error, the best-looking rank included; with several looks, all of them
-    hold but for the sum of their errors. Simulated with the best rank's SD twice that of the quietest, bounds at 5 %
-    fail in up to 6.5 % (`reports/decision-simulation.md`, where tables are read several times, too).
+    Every pair is taken from the newest look that both ranks have. Hsu's s_ij is s for all pairs. But small ranks are
+    measured to scatter more than large ones. Hence a table for each look, since later looks compare ranks that do
+    alike; and a rank that scatters more against the larger ones than s says is held to that against them:
+
+        s_ij^2 = max(s^2, (3 s^2 + (S - 1) o_i^2) / (3 + S - 1)) for j > i, o_i^2 the mean of `scatter` over j > i
+
+    With one look, and residuals that are normal, alike in variance and independent, no bound is below its rank's true
+    loss with probability 1 - error, the best-looking rank included. Several looks hold but for the sum of their errors
+    where their ranks don't depend on the values; where they do, and where the noise is uneven, simulation tells
+    (`reports/decision-simulation.md`).
 
     Args:
-        losses: Metric turned so that smaller is better, (..., ranks, seeds), at least 2 ranks.
+        losses: Metric turned so that smaller is better, (..., ranks, seeds), at least 2 ranks, smallest first.
         errors: Number of seeds of each look -> chance that any of its bounds in one table fails. There is one for every
             number that a rank has.
         seeds: How many of the first seeds each rank has; what stands behind them is not read. All when None. One rank
             has all, and two have at least two.
     """
     ranks, most = losses.shape[-2:]
-    has = tuple(seeds) if seeds is not None else (most,) * ranks
-    fit = _two_way(has)
-    residual_sd = np.sqrt(np.square(losses[..., fit.filled] @ fit.residual.T).sum(axis=-1) / fit.freedom)
-    means = fitted_means(losses, has)
+    has = np.full(ranks, most) if seeds is None else np.asarray(seeds)
+    means = fitted_means(losses, has.tolist())
     gaps = np.zeros((*losses.shape[:-2], ranks, ranks))
-    upper = np.full(gaps.shape, np.inf)
-    constants = {}
+    upper, noise, scatter = np.full(gaps.shape, np.inf), np.zeros(gaps.shape), np.zeros(gaps.shape)
+    looks = {}
     for look, error in sorted(errors.items()):
-        there = np.flatnonzero(np.asarray(has) >= look)
+        there = np.flatnonzero(has >= look)
+        if len(there) < 2 or look < 2:
+            # No interval: the pairs that have no other look stay unbounded.
+            continue
+        table = losses[..., there, :look]
+        of_rank, of_seed = table.mean(axis=-1), table.mean(axis=-2)
+        centre = of_rank.mean(axis=-1)[..., None, None]
+        residual = table - of_rank[..., :, None] - of_seed[..., None, :] + centre
+        freedom = (len(there) - 1) * (look - 1)
+        residual_sd = np.sqrt(np.square(residual).sum(axis=(-2, -1)) / freedom)
+        constant = dunnett_constant(len(there) - 1, freedom, error)
+        looks[look] = Look(len(there), residual_sd, freedom, constant)
         rows, columns = np.ix_(there, there)
-        at = losses[..., there, :look].mean(axis=-1)
-        constants[look] = dunnett_constant(ranks - 1, fit.freedom, error)
-        width = constants[look] * residual_sd * math.sqrt(2 / look)
-        gaps[..., rows, columns] = at[..., :, None] - at[..., None, :]
-        upper[..., rows, columns] = gaps[..., rows, columns] + width[..., None, None]
+        covariance = residual @ residual.swapaxes(-1, -2) / (look - 1)
+        alone = np.diagonal(covariance, axis1=-2, axis2=-1)
+        pairs = (alone[..., :, None] + alone[..., None, :]) / 2 - covariance
+        larger = np.triu(np.ones((len(there), len(there))), 1)
+        own = (pairs * larger).sum(axis=-1) / np.maximum(larger.sum(axis=-1), 1)
+        pooled = np.square(residual_sd)[..., None]
+        held = np.maximum(pooled, (_TABLE_FREEDOM * pooled + (look - 1) * own) / (_TABLE_FREEDOM + look - 1))
+        sd = np.sqrt(np.where(larger, held[..., None], pooled[..., None]))
+        scatter[..., rows, columns], noise[..., rows, columns] = pairs, sd
+        gaps[..., rows, columns] = of_rank[..., :, None] - of_rank[..., None, :]
+        upper[..., rows, columns] = gaps[..., rows, columns] + constant * sd * math.sqrt(2 / look)
     itself = np.arange(ranks)
     upper[..., itself, itself] = -np.inf
     # The fitted mean of a rank that lacks seeds may be further from the best one's than their common seeds say.
     bounds = np.maximum(upper.max(axis=-1), means - means.min(axis=-1, keepdims=True))
-    return Comparison(means, gaps, upper, bounds, residual_sd, fit.freedom, constants)
+    return Comparison(means, gaps, upper, noise, scatter, bounds, looks)
 
 
 def fitted_means(losses: Floats, seeds: Sequence[int]) -> Floats:
@@ -157,27 +201,15 @@ def fitted_means(losses: Floats, seeds: Sequence[int]) -> Floats:
     Returns:
         (..., ranks)
     """
-    fit = _two_way(tuple(seeds))
-    return np.asarray(losses[..., fit.filled] @ fit.means.T)
-
-
-class _Fit(NamedTuple):
-    """Least squares of rank + seed on the values that are there, as matrices over them."""
-
-    filled: NDArray[np.bool_]
-    means: Floats
-    residual: Floats
-    freedom: int
+    has = np.asarray(seeds)
+    filled = np.arange(has.max()) < has[:, None]
+    return np.asarray(losses[..., : has.max()][..., filled] @ _rank_means(tuple(has.tolist())).T)
 
 
 @cache
-def _two_way(has: tuple[int, ...]) -> _Fit:
-    """The fit where rank i has the first `has[i]` seeds."""
+def _rank_means(has: tuple[int, ...]) -> Floats:
+    """Least squares of rank + seed, where rank i has the first `has[i]` seeds: values that are there -> rank means."""
     ranks, seeds = len(has), max(has)
-    filled = np.arange(seeds) < np.asarray(has)[:, None]
-    of_rank, of_seed = np.nonzero(filled)
-    design = np.hstack([np.eye(ranks)[of_rank], np.eye(seeds)[of_seed]])
-    solve = np.linalg.pinv(design)
-    means = solve[:ranks] + solve[ranks:].mean(axis=0)
-    residual = np.eye(len(design)) - design @ solve
-    return _Fit(filled, means, residual, len(design) - ranks - seeds + 1)
+    of_rank, of_seed = np.nonzero(np.arange(seeds) < np.asarray(has)[:, None])
+    solve = np.linalg.pinv(np.hstack([np.eye(ranks)[of_rank], np.eye(seeds)[of_seed]]))
+    return np.asarray(solve[:ranks] + solve[ranks:].mean(axis=0))

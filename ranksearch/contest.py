@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ranksearch.comparisons import Comparison, Floats, dunnett_constant
+from ranksearch.comparisons import Comparison, dunnett_constant
 
 __all__ = ["HOPE", "Contest", "next_contest", "next_seeds"]
 
@@ -48,7 +48,7 @@ def next_contest(
 
     Args:
         found: The newest comparison, smallest rank first.
-        seeds: Of each rank.
+        seeds: Of each rank, as the looks are named.
         tolerance: The loss that is accepted.
         looks: Numbers of seeds at which the study may decide, rising.
         error: Number of seeds -> error that a look at it may spend.
@@ -59,23 +59,21 @@ def next_contest(
     common = np.minimum(has[:, None], has)
     hoped = int(HOPE * last)
 
-    def width(seeds: int, look: int, freedom: int) -> Floats:
-        constant = dunnett_constant(ranks - 1, freedom, error(look))
-        return np.asarray(constant * found.residual_sd * math.sqrt(2 / seeds))[..., None, None]
-
     rivals = found.upper > tolerance
-    for now in sorted({n for n in common.ravel().tolist() if n < last}):
+    for now in (look for look in found.looks if look < last):
         # What was shown by the generous first look is to hold by the next one's measure, too, or is measured again.
-        then = next(look for look in looks if look > now)
-        shown = found.gaps + width(now, then, found.degrees_of_freedom) <= tolerance
+        then, taken = next(look for look in looks if look > now), found.looks[now]
+        constant = dunnett_constant(taken.ranks - 1, taken.degrees_of_freedom, error(then))
+        shown = found.gaps + constant * found.noise * math.sqrt(2 / now) <= tolerance
         rivals |= ~shown & (common == now)
     rivals[..., np.arange(ranks), np.arange(ranks)] = False
+    # A contest's look is read by its own table: a rank and its rivals.
+    many = rivals.sum(axis=-1)
     needs = np.where(rivals, np.inf, 0.0)
-    for now in sorted({n for n in common.ravel().tolist() if n < last}):
-        for look in sorted((look for look in {*looks, hoped} if look > now), reverse=True):
-            # Each seed that two ranks get adds at least one degree of freedom.
-            fits = found.gaps + width(look, look, found.degrees_of_freedom + look - now) <= tolerance
-            needs = np.where(rivals & fits & (common == now), float(look), needs)
+    for look in sorted({*looks, hoped}, reverse=True):
+        constants = np.array([_constant(m, look, error(look)) for m in range(ranks)])[many]
+        fits = found.gaps + constants[..., None] * found.noise * math.sqrt(2 / look) <= tolerance
+        needs = np.where(rivals & fits & (common < min(look, last)), float(look), needs)
     of_rank = needs.max(axis=-1)
     below = np.where(standing < 0, ranks, standing)
     limit = np.where(standing < 0, hoped, last)
@@ -84,6 +82,11 @@ def next_contest(
     of_it = np.take_along_axis(rivals, np.maximum(rank, 0)[..., None, None], axis=-2)[..., 0, :]
     runs = (of_it | (np.arange(ranks) == rank[..., None])) & (rank >= 0)[..., None]
     return Contest(rank, runs)
+
+
+def _constant(rivals: int, seeds: int, error: float) -> float:
+    """Of a look at a rank and its rivals; without any, nothing has to be shown."""
+    return dunnett_constant(rivals, rivals * (seeds - 1), error) if rivals else 0.0
 
 
 def next_seeds(runs: Sequence[bool] | NDArray[np.bool_], seeds: Sequence[int], looks: Sequence[int]) -> tuple[int, ...]:

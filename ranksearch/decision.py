@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ranksearch.comparisons import Comparison, Floats, compare_with_best, dunnett_constant, fitted_means
+from ranksearch.comparisons import Comparison, Floats, Look, compare_with_best, dunnett_constant, fitted_means
 from ranksearch.contest import next_contest, next_seeds
 from ranksearch.errors import Fault, PlanError
-from ranksearch.verdict import MOST_SEEDS, CurvePoint, Decision, Direction, names, notes, why
+from ranksearch.verdict import MOST_SEEDS, CurvePoint, Decision, Direction, LookTaken, names, notes, why
 
 __all__ = [
     "ERROR",
@@ -201,7 +201,7 @@ def decide(
         else:
             # The best mean has the least bound, so some rank is decided as soon as it is.
             lead = float(np.diff(np.sort(losses)[:2])[0])
-            more = _more_seeds(tolerance + lead, float(found.residual_sd), ranks, table.columns[most], looks)
+            more = _more_seeds(tolerance + lead, found.newest, table.columns[most], looks)
     curve = tuple(
         CurvePoint(
             r=r,
@@ -222,9 +222,20 @@ def decide(
         chosen_r=chosen,
         guess_r=guess,
         seeds=min(table.kept),
-        residual_sd=float(found.residual_sd) if found else None,
-        degrees_of_freedom=found.degrees_of_freedom if found else None,
-        constant=found.constants[min(table.kept)] if found else None,
+        looks=tuple(
+            LookTaken(
+                seeds=table.columns[seeds],
+                ranks=look.ranks,
+                residual_sd=float(look.residual_sd),
+                degrees_of_freedom=look.degrees_of_freedom,
+                constant=look.constant,
+                error=look_error(looks, seeds),
+            )
+            for seeds, look in (found.looks.items() if found else ())
+        ),
+        residual_sd=float(found.newest.residual_sd) if found else None,
+        degrees_of_freedom=found.newest.degrees_of_freedom if found else None,
+        constant=found.newest.constant if found else None,
         error=sum(_shares(table, looks).values()),
         more_seeds=more if chosen is None else 0,
         why="",
@@ -343,25 +354,29 @@ def _shares(table: _Table, looks: Sequence[int]) -> dict[int, float]:
 
 
 def _compare(table: _Table, looks: Sequence[int]) -> Comparison | None:
-    """The comparison of a table; None without an interval."""
+    """The comparison of a table, its looks by the seeds that were tried; None without an interval."""
     if len(table.ranks) < 2 or sorted(table.kept)[-2] < 2 or min(table.kept) < 1:
         return None
     errors: dict[int, float] = {}
-    for seeds, share in _shares(table, looks).items():
+    shares = _shares(table, looks)
+    for seeds, share in shares.items():
         if table.columns[seeds]:
             errors.setdefault(table.columns[seeds], share)
-    return compare_with_best(table.losses, errors, table.kept)
+    found = compare_with_best(table.losses, errors, table.kept)
+    taken = {n: found.looks[table.columns[n]] for n in shares if table.columns[n] in found.looks}
+    return found._replace(looks=taken)
 
 
-def _more_seeds(room: float, residual_sd: float, ranks: int, seeds: int, looks: Sequence[int]) -> int | None:
+def _more_seeds(room: float, newest: Look, seeds: int, looks: Sequence[int]) -> int | None:
     """Seeds to add until d s sqrt(2 / S) fits into the room, by bisection.
 
     It falls with S, but for small steps up where a look's share of the error ends.
     """
 
     def fits(total: int) -> bool:
-        constant = dunnett_constant(ranks - 1, (ranks - 1) * (total - 1), look_error(looks, total))
-        return constant * residual_sd * math.sqrt(2 / total) <= room
+        rivals = newest.ranks - 1
+        constant = dunnett_constant(rivals, rivals * (total - 1), look_error(looks, total))
+        return constant * float(newest.residual_sd) * math.sqrt(2 / total) <= room
 
     low, high = seeds, MOST_SEEDS
     if low >= high or not fits(high):

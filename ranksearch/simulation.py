@@ -44,15 +44,20 @@ class Noise:
     """SD of the largest rank over that of the smallest, the ranks between at equal ratios."""
     correlation: float = 0.0
     """Of neighbouring ranks, falling by this factor with each further rank: AR(1)."""
+    walk: float | None = None
+    """Instead: what ranks differ by grows from rank to rank by independent steps, each this times the one before."""
 
     def __str__(self) -> str:
         """Its name in the tables."""
+        if self.walk is not None:
+            return f"walk, steps x {self.walk:g}"
         if self.correlation:
             return f"AR(1) {self.correlation:g}"
         return "normal" if self.spread == 1 else f"SD at the largest r {self.spread:g} x that at the smallest"
 
 
-NOISES = (Noise(), Noise(spread=0.5), Noise(spread=2), Noise(correlation=0.5))
+NOISES = (Noise(), Noise(spread=0.5), Noise(spread=2), Noise(correlation=0.5), Noise(walk=0.7))
+"""The last is what grids show (`reports/rank-decision.md`): small ranks differ from seed to seed, large ones little."""
 
 CURVES: dict[str, tuple[float, ...]] = {
     "all tie": (0, 0, 0, 0, 0, 0),
@@ -179,8 +184,8 @@ def play_as_staged(losses: Floats, looks: Sequence[int], compared: Sequence[int]
         for study in studies:
             ended[study] = ranks
         level = np.asarray(seeds)[pick]
-        constant = np.array([found.constants[n] for n in seeds])[pick]
-        tie = constant * found.residual_sd * np.sqrt(2 / level) / math.sqrt(HOPE)
+        ties = [found.looks[n].constant * found.looks[n].residual_sd * math.sqrt(2 / n) for n in seeds]
+        tie = np.take_along_axis(np.array(ties), pick[None], axis=0)[0] / math.sqrt(HOPE)
         between = np.array([_halfway(ranks, at) for at in range(len(ranks))])[pick]
         between = np.where((pick >= 0) & (tie <= 1), between, -1)
         for rank, n in set(zip(between.tolist(), level.tolist(), strict=True)):
@@ -224,6 +229,10 @@ def draw_residuals(ranks: int, seeds: int, sd: float, noise: Noise, repeats: int
     at = np.arange(ranks)
     each = noise.spread ** (at / (ranks - 1))
     covariance = noise.correlation ** np.abs(at[:, None] - at) * np.outer(each, each)
+    if noise.walk is not None:
+        # Steps down from the largest rank; what is common to all, here 1, is no residual.
+        steps = np.append(noise.walk ** (2.0 * at[:-1]), 0)
+        covariance = 1 + np.cumsum(steps[::-1])[::-1][np.maximum(at[:, None], at)]
     # What the two-way layout calls residual: the mean variance less the mean covariance.
     pooled = (np.trace(covariance) - covariance.sum() / ranks) / (ranks - 1)
     root = np.linalg.cholesky(covariance / pooled)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["MOST_SEEDS", "CurvePoint", "Decision", "Direction", "names", "notes", "told_seeds", "why"]
+__all__ = ["MOST_SEEDS", "CurvePoint", "Decision", "Direction", "LookTaken", "names", "notes", "told_seeds", "why"]
 
 MOST_SEEDS = 100
 """Seeds in all up to which `Decision.more_seeds` is solved for: nobody trains a finalist more often."""
@@ -36,6 +36,23 @@ class CurvePoint(BaseModel):
     trainable_parameters: int | None = None
 
 
+class LookTaken(BaseModel):
+    """The ranks that have so many seeds, compared with each other."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    seeds: int
+    ranks: int
+    residual_sd: float
+    """Standard deviation of what rank and seed don't explain in their table, in the metric's unit."""
+    degrees_of_freedom: int
+    """(ranks - 1) (seeds - 1)."""
+    constant: float
+    """The one-sided Dunnett constant for (ranks - 1) comparisons at the look's error."""
+    error: float
+    """What the look may spend."""
+
+
 class Decision(BaseModel):
     """The smallest sufficient rank, or that the data can't tell, with the numbers behind it."""
 
@@ -56,12 +73,15 @@ class Decision(BaseModel):
     seeds: int
     """Seeds that all compared ranks have; 0 when there is none (see `why`). Ranks between which later looks had to
     decide have more."""
+    looks: tuple[LookTaken, ...] = ()
+    """The looks up to now, fewest seeds first; a pair of ranks is compared by the newest that has both. Empty without
+    an interval."""
     residual_sd: float | None
-    """Pooled standard deviation of what rank and seed don't explain, in the metric's unit; None without an interval."""
+    """Of the newest look; None without an interval."""
     degrees_of_freedom: int | None
-    """(ranks - 1) (seeds - 1) where all ranks have as many."""
+    """Of the newest look."""
     constant: float | None
-    """The one-sided Dunnett constant of the look at `seeds`."""
+    """Of the newest look."""
     error: float
     """Error that the looks up to now may spend: the chance that any of the upper bounds fails."""
     more_seeds: int | None

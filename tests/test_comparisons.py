@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -66,11 +67,19 @@ def test_all_arguments_of_the_constant_out_of_range_are_named_at_once() -> None:
 def test_bounds_follow_the_formula_worked_out_by_hand() -> None:
     # Means 1, 2, 4; residuals of (rank, seed) are +-0.5 for two ranks and 0 for one: sum of squares 1, freedom 2.
     losses = np.array([[0.5, 1.5], [2.5, 1.5], [4.0, 4.0]])
-    found = compare_with_best(losses, {losses.shape[1]: 0.05})
-    assert found.degrees_of_freedom == 2
-    assert found.residual_sd == pytest.approx(math.sqrt(0.5))
-    width = dunnett_constant(2, 2, 0.05) * math.sqrt(0.5) * math.sqrt(2 / 2)
-    assert found.bounds == pytest.approx([max(0, 1 - 2 + width), 2 - 1 + width, 4 - 1 + width])
+    found = compare_with_best(losses, {2: 0.05})
+    (look,) = found.looks.values()
+    assert (look.ranks, look.degrees_of_freedom) == (3, 2)
+    assert look.residual_sd == pytest.approx(math.sqrt(0.5))
+    # Differences by seed: -2 and 0, -3.5 and -2.5, -1.5 and -2.5: half their variances are 1, 0.25, 0.25. So rank 1
+    # scatters by 0.625 against the larger two, more than the table's 0.5; rank 2 by 0.25, less.
+    assert found.scatter[np.triu_indices(3, 1)] == pytest.approx([1, 0.25, 0.25])
+    width = dunnett_constant(2, 2, 0.05) * math.sqrt(2 / 2)
+    own = width * math.sqrt((3 * 0.5 + 0.625) / 4)
+    table = width * math.sqrt(0.5)
+    assert found.upper[0] == pytest.approx([-math.inf, 1 - 2 + own, 1 - 4 + own])
+    assert found.upper[1] == pytest.approx([2 - 1 + table, -math.inf, 2 - 4 + table])
+    assert found.bounds == pytest.approx([max(0, 1 - 2 + own), 2 - 1 + table, 4 - 1 + table])
 
 
 def test_what_a_seed_does_to_all_ranks_alike_changes_no_bound() -> None:
@@ -88,7 +97,7 @@ def test_a_batch_of_tables_is_bounded_as_each_table_alone() -> None:
     for i, table in enumerate(batch):
         alone = compare_with_best(table, {3: 0.0125})
         assert together.bounds[i] == pytest.approx(alone.bounds)
-        assert together.residual_sd[i] == pytest.approx(alone.residual_sd)
+        assert together.newest.residual_sd[i] == pytest.approx(alone.newest.residual_sd)
 
 
 def test_ranks_with_more_seeds_than_others_are_fitted_by_least_squares() -> None:
@@ -97,26 +106,28 @@ def test_ranks_with_more_seeds_than_others_are_fitted_by_least_squares() -> None
     cells = [(i, s) for i in range(4) for s in range(seeds[i])]
     design = np.array([[i == j for j in range(4)] + [s == t for t in range(1, 5)] for i, s in cells], dtype=float)
     values = np.array([losses[cell] for cell in cells])
-    solved, (squares,), rank, _ = np.linalg.lstsq(design, values, rcond=None)
+    solved, *_ = np.linalg.lstsq(design, values, rcond=None)
     # What stands behind a rank's seeds is not read.
     holes = np.where(np.arange(5) < np.array(seeds)[:, None], losses, np.nan)
     found = compare_with_best(np.nan_to_num(holes, nan=1e9), {2: 0.035, 3: 0.01, 5: 0.005}, seeds)
-    assert found.degrees_of_freedom == len(cells) - rank == 15 - 8
-    assert found.residual_sd == pytest.approx(math.sqrt(squares / 7))
     assert found.means == pytest.approx(solved[:4] + solved[4:].sum() / 5)
 
 
-def test_a_pair_is_bounded_by_the_seeds_that_both_have_and_at_their_looks_error() -> None:
+def test_a_pair_is_bounded_as_in_the_table_of_the_ranks_that_have_its_seeds() -> None:
     seeds, errors = (2, 5, 3, 5), {2: 0.035, 3: 0.01, 5: 0.005}
     losses = np.random.default_rng(8).normal(size=(4, 5))
     found = compare_with_best(losses, errors, seeds)
-    for i in range(4):
-        for j in range(4):
-            if i != j:
-                n = min(seeds[i], seeds[j])
-                width = dunnett_constant(3, 7, errors[n]) * found.residual_sd * math.sqrt(2 / n)
-                assert found.gaps[i, j] == pytest.approx(losses[i, :n].mean() - losses[j, :n].mean())
-                assert found.upper[i, j] == pytest.approx(found.gaps[i, j] + width)
+    assert {n: (look.ranks, look.degrees_of_freedom) for n, look in found.looks.items()} == {
+        2: (4, 3), 3: (3, 4), 5: (2, 4),
+    }  # fmt: skip
+    for i, j in itertools.permutations(range(4), 2):
+        n = min(seeds[i], seeds[j])
+        there = [k for k in range(4) if seeds[k] >= n]
+        alone = compare_with_best(losses[there, :n], {n: errors[n]})
+        at = there.index(i), there.index(j)
+        assert found.gaps[i, j] == pytest.approx(losses[i, :n].mean() - losses[j, :n].mean())
+        assert found.upper[i, j] == pytest.approx(alone.upper[at])
+        assert found.scatter[i, j] == pytest.approx((losses[i, :n] - losses[j, :n]).var(ddof=1) / 2)
     off = found.upper[~np.eye(4, dtype=bool)].reshape(4, 3)
     assert found.bounds == pytest.approx(np.maximum(off.max(axis=1), found.means - found.means.min()))
 

@@ -80,7 +80,7 @@ def test_the_same_seed_draws_the_same_studies() -> None:
 @pytest.mark.parametrize("noise", NOISES, ids=str)
 def test_the_pooled_residual_sd_is_the_asked_one_whatever_the_noise(noise: Noise) -> None:
     draws = draw_residuals(6, 3, 0.4, noise, 20_000, seed=3)
-    pooled = compare_with_best(draws, {3: ERROR}).residual_sd
+    pooled = compare_with_best(draws, {3: ERROR}).newest.residual_sd
     assert math.sqrt(np.mean(pooled**2)) == pytest.approx(0.4, rel=0.01)
 
 

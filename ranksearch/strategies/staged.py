@@ -10,9 +10,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from ranksearch.comparisons import dunnett_constant
 from ranksearch.contest import HOPE
-from ranksearch.decision import Decision, look_error, seeds_wanted
+from ranksearch.decision import Decision, seeds_wanted
 from ranksearch.methods import METHODS
 from ranksearch.plan import PlannedStage
 from ranksearch.records import TrialRecord
@@ -267,13 +266,14 @@ class StagedStrategy(Strategy):
 
     def _between(self, ranks: Sequence[int], decision: Decision, seeds: Mapping[int, int]) -> int | None:
         """The rank to add below the one shown to suffice; None where there is none, or it could show nothing."""
-        chosen, sd, freedom = decision.chosen_r, decision.residual_sd, decision.degrees_of_freedom
-        if chosen is None or sd is None or freedom is None:
+        chosen = decision.chosen_r
+        if chosen is None or not decision.looks:
             return None
         # Of a rank that ties with the best: no other has a lower bound. Seeds go with the square of the residual SD, so
         # what HOPE allows for them, its root allows for the bound; and every rank that joins makes the SD better known.
-        constant = dunnett_constant(len(decision.curve) - 1, freedom, look_error(self.looks(), seeds[chosen]))
-        bound = constant * sd * math.sqrt(2 / seeds[chosen]) / math.sqrt(HOPE)
+        has = next(point.seeds for point in decision.curve if point.r == chosen)
+        look = [look for look in decision.looks if look.seeds <= has][-1]
+        bound = look.constant * look.residual_sd * math.sqrt(2 / look.seeds) / math.sqrt(HOPE)
         lower = max((r for r in ranks if r < chosen), default=0)
         left_out = [r for r in self.question.space.ranks() if lower < r < chosen]
         return left_out[len(left_out) // 2] if left_out and bound <= decision.tolerance else None
