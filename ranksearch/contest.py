@@ -70,10 +70,12 @@ def next_contest(
     # A contest's look is read by its own table: a rank and its rivals.
     many = rivals.sum(axis=-1)
     needs = np.where(rivals, np.inf, 0.0)
+    # Of a pair without an interval nothing can be foreseen.
+    foreseen = rivals & np.isfinite(found.upper)
     for look in sorted({*looks, hoped}, reverse=True):
         constants = np.array([_constant(m, look, error(look)) for m in range(ranks)])[many]
         fits = found.gaps + constants[..., None] * found.noise * math.sqrt(2 / look) <= tolerance
-        needs = np.where(rivals & fits & (common < min(look, last)), float(look), needs)
+        needs = np.where(foreseen & fits & (common < min(look, last)), float(look), needs)
     of_rank = needs.max(axis=-1)
     below = np.where(standing < 0, ranks, standing)
     limit = np.where(standing < 0, hoped, last)

@@ -177,6 +177,22 @@ def test_ranks_of_which_only_some_have_the_later_seeds_are_decided_by_both_looks
     assert abs(point(found, 4).mean - raw) > 0.01 and point(found, 4).loss == pytest.approx(0.05, abs=0.02)
 
 
+def test_a_later_look_needs_no_allowance_for_the_noise_of_ranks_that_are_out() -> None:
+    def with_small_ranks_that_scatter(noise: float) -> Decision:
+        values = table([0.60, 0.55, 0.505, 0.50], seeds=5, sd=0.004, ranks=(2, 4, 8, 16), draw=4)
+        for r in (2, 4):
+            values[r] = {s: values[r][s] + noise * (s % 2) for s in (100, 101, 102)}
+        return decided(values)
+
+    calm, noisy = with_small_ranks_that_scatter(0.0), with_small_ranks_that_scatter(0.2)
+    assert [(look.seeds, look.ranks, look.degrees_of_freedom) for look in calm.looks] == [(3, 4, 6), (5, 2, 4)]
+    assert [look.error for look in calm.looks] == [look_error(LOOKS, 3), look_error(LOOKS, 5)]
+    assert (calm.residual_sd, calm.constant) == (calm.looks[-1].residual_sd, calm.looks[-1].constant)
+    assert noisy.looks[0].residual_sd > 5 * calm.looks[0].residual_sd
+    assert noisy.looks[1] == calm.looks[1]
+    assert point(noisy, 4).upper_bound > point(calm, 4).upper_bound
+
+
 def test_a_seed_that_only_the_later_looks_lost_leaves_the_first_look_whole() -> None:
     values = table([0.60, 0.55, 0.505, 0.50], seeds=5, sd=0.002, ranks=(2, 4, 8, 16))
     for r in (2, 4):

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from ranksearch.decision import Decision
+from ranksearch.comparisons import compare_with_best
+from ranksearch.decision import ERROR, Decision
 from ranksearch.records import StudyRecord, TrialRecord
 from ranksearch.search.setup import make_question
 from ranksearch.spec import Spec
@@ -93,6 +94,29 @@ def found(grid: Grid) -> None:
     print(f"The grid certifies r={certified.chosen_r}; larger than that: {', '.join(wrong) or 'none'}.")
 
 
+def pairing(grids: Sequence[Grid]) -> None:
+    """What paired seeds take away of the noise at the best run's learning rate, and between which ranks the rest is."""
+    print("\n### Noise: what pairing takes away, and what is left between ranks\n")
+    print(
+        "| data | learning rate | SD over seeds, one rank | residual SD | variance that pairing takes away "
+        "| smallest and largest rank | the two largest |"
+    )
+    print("| --- " * 7 + "|")
+    for grid in grids:
+        rate = grid.best()[1]
+        ranks = sorted(r for r, at in grid.nll if at == rate)
+        found = compare_with_best(
+            np.array([[grid.nll[r, rate][s] for s in grid.seeds] for r in ranks]), {len(grid.seeds): ERROR}
+        )
+        alone = math.sqrt(np.mean([np.var([grid.nll[r, rate][s] for s in grid.seeds], ddof=1) for r in ranks]))
+        residual = float(found.newest.residual_sd)
+        ends, top = (math.sqrt(found.scatter[pair]) for pair in ((0, -1), (-2, -1)))
+        print(
+            f"| {grid.name} | {rate:g} | {alone:.4f} | {residual:.4f} | {1 - residual**2 / alone**2:.0%} "
+            f"| {ends:.4f} | {top:.4f} |"
+        )
+
+
 @dataclass(frozen=True)
 class End:
     """A recorded study, up to where it ended or would have ended with fewer `max_seeds`."""
@@ -167,11 +191,8 @@ def row(grid: Grid, end: End, best: dict[int, float]) -> str:
 
 
 if __name__ == "__main__":
-    for name in DATA:
-        try:
-            one = read_grid(name)
-        except SystemExit as error:
-            print(error)
-            continue
+    every = [read_grid(name) for name in DATA]
+    for one in every:
         truth(one)
         found(one)
+    pairing(every)
