@@ -22,9 +22,9 @@ __all__ = ["Comparison", "Floats", "Look", "compare_with_best", "dunnett_constan
 Floats = NDArray[np.float64]
 
 _TABLE_FREEDOM = 2.5
-"""Degrees of freedom with which the whole table's noise counts against a rank's own. With more, the hardest curve errs in
-more than 5 % under noise that shrinks with the rank as it was measured to; with fewer, calm studies of ranks that tie
-are decided less often than in 95 % at three seeds (`reports/decision-simulation.md`)."""
+"""Degrees of freedom with which the whole table's noise counts against a rank's own. With more, the hardest curve errs
+in more than 5 % under noise that shrinks with the rank as it was measured to; with fewer, calm studies of ranks that
+tie are decided less often than in 95 % at three seeds (`reports/decision-simulation.md`)."""
 
 
 class Look(NamedTuple):
