@@ -30,6 +30,7 @@ tie are decided less often than in 95 % at three seeds (`reports/decision-simula
 class Look(NamedTuple):
     """What the ranks that have a look's seeds say of the noise, over a batch of tables."""
 
+    seeds: int
     ranks: int
     """How many have them."""
     residual_sd: Floats
@@ -58,11 +59,11 @@ class Comparison(NamedTuple):
     bounds: Floats
     """Upper bound of each rank's true loss against the best rank, (..., ranks)."""
     looks: Mapping[int, Look]
-    """Each look by its number of seeds, rising."""
+    """Each look by its name, the number of seeds that it was planned with, rising; seeds that count may be fewer."""
 
     @property
     def newest(self) -> Look:
-        """The look with the most seeds."""
+        """The newest one."""
         return self.looks[max(self.looks)]
 
 
@@ -172,7 +173,7 @@ def compare_with_best(losses: Floats, errors: Mapping[int, float], seeds: Sequen
         freedom = (len(there) - 1) * (look - 1)
         residual_sd = np.sqrt(np.square(residual).sum(axis=(-2, -1)) / freedom)
         constant = dunnett_constant(len(there) - 1, freedom, error)
-        looks[look] = Look(len(there), residual_sd, freedom, constant)
+        looks[look] = Look(look, len(there), residual_sd, freedom, constant)
         rows, columns = np.ix_(there, there)
         covariance = residual @ residual.swapaxes(-1, -2) / (look - 1)
         alone = np.diagonal(covariance, axis1=-2, axis2=-1)

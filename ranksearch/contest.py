@@ -64,16 +64,17 @@ def next_contest(
         # What was shown by the generous first look is to hold by the next one's measure, too, or is measured again.
         then, taken = next(look for look in looks if look > now), found.looks[now]
         constant = dunnett_constant(taken.ranks - 1, taken.degrees_of_freedom, error(then))
-        shown = found.gaps + constant * found.noise * math.sqrt(2 / now) <= tolerance
+        shown = found.gaps + constant * found.noise * math.sqrt(2 / taken.seeds) <= tolerance
         rivals |= ~shown & (common == now)
     rivals[..., np.arange(ranks), np.arange(ranks)] = False
-    # A contest's look is read by its own table: a rank and its rivals.
-    many = rivals.sum(axis=-1)
+    together = rivals | np.eye(ranks, dtype=bool)
     needs = np.where(rivals, np.inf, 0.0)
     # Of a pair without an interval nothing can be foreseen.
     foreseen = rivals & np.isfinite(found.upper)
-    for look in sorted({*looks, hoped}, reverse=True):
-        constants = np.array([_constant(m, look, error(look)) for m in range(ranks)])[many]
+    for look in sorted({*looks, hoped} - {1}, reverse=True):
+        # The look's table will be of the rank, its rivals, and those that have as many seeds already.
+        others = (together | (has >= look)).sum(axis=-1) - 1
+        constants = np.array([_constant(m, look, error(look)) for m in range(ranks)])[others]
         fits = found.gaps + constants[..., None] * found.noise * math.sqrt(2 / look) <= tolerance
         needs = np.where(foreseen & fits & (common < min(look, last)), float(look), needs)
     of_rank = needs.max(axis=-1)
@@ -86,9 +87,9 @@ def next_contest(
     return Contest(rank, runs)
 
 
-def _constant(rivals: int, seeds: int, error: float) -> float:
-    """Of a look at a rank and its rivals; without any, nothing has to be shown."""
-    return dunnett_constant(rivals, rivals * (seeds - 1), error) if rivals else 0.0
+def _constant(others: int, seeds: int, error: float) -> float:
+    """Of a look at a rank and others; without any, nothing has to be shown."""
+    return dunnett_constant(others, others * (seeds - 1), error) if others else 0.0
 
 
 def next_seeds(runs: Sequence[bool] | NDArray[np.bool_], seeds: Sequence[int], looks: Sequence[int]) -> tuple[int, ...]:

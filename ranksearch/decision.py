@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ranksearch.comparisons import Comparison, Floats, Look, compare_with_best, dunnett_constant, fitted_means
+from ranksearch.comparisons import Comparison, Floats, compare_with_best, dunnett_constant, fitted_means
 from ranksearch.contest import next_contest, next_seeds
 from ranksearch.errors import Fault, PlanError
 from ranksearch.verdict import MOST_SEEDS, CurvePoint, Decision, Direction, LookTaken, names, notes, why
@@ -199,9 +199,7 @@ def decide(
         elif within:
             more = next((look - most for look in looks if look > most), None)
         else:
-            # The best mean has the least bound, so some rank is decided as soon as it is.
-            lead = float(np.diff(np.sort(losses)[:2])[0])
-            more = _more_seeds(tolerance + lead, found.newest, table.columns[most], looks)
+            more = _more_seeds(found, tolerance, table.columns[most], looks)
     curve = tuple(
         CurvePoint(
             r=r,
@@ -222,17 +220,7 @@ def decide(
         chosen_r=chosen,
         guess_r=guess,
         seeds=min(table.kept),
-        looks=tuple(
-            LookTaken(
-                seeds=table.columns[seeds],
-                ranks=look.ranks,
-                residual_sd=float(look.residual_sd),
-                degrees_of_freedom=look.degrees_of_freedom,
-                constant=look.constant,
-                error=look_error(looks, seeds),
-            )
-            for seeds, look in (found.looks.items() if found else ())
-        ),
+        looks=_looks_taken(found, looks),
         residual_sd=float(found.newest.residual_sd) if found else None,
         degrees_of_freedom=found.newest.degrees_of_freedom if found else None,
         constant=found.newest.constant if found else None,
@@ -354,8 +342,8 @@ def _shares(table: _Table, looks: Sequence[int]) -> dict[int, float]:
 
 
 def _compare(table: _Table, looks: Sequence[int]) -> Comparison | None:
-    """The comparison of a table, its looks by the seeds that were tried; None without an interval."""
-    if len(table.ranks) < 2 or sorted(table.kept)[-2] < 2 or min(table.kept) < 1:
+    """The comparison of a table, its looks by the seeds that were tried; None without an interval for every rank."""
+    if len(table.ranks) < 2 or min(table.kept) < 2:
         return None
     errors: dict[int, float] = {}
     shares = _shares(table, looks)
@@ -367,16 +355,34 @@ def _compare(table: _Table, looks: Sequence[int]) -> Comparison | None:
     return found._replace(looks=taken)
 
 
-def _more_seeds(room: float, newest: Look, seeds: int, looks: Sequence[int]) -> int | None:
-    """Seeds to add until d s sqrt(2 / S) fits into the room, by bisection.
+def _looks_taken(found: Comparison | None, looks: Sequence[int]) -> tuple[LookTaken, ...]:
+    """The looks for the record; where lost seeds make two of them one, it is read at the first one's error."""
+    taken: dict[int, LookTaken] = {}
+    for tried, look in (found.looks if found else {}).items():
+        told = LookTaken(
+            seeds=look.seeds,
+            ranks=look.ranks,
+            residual_sd=float(look.residual_sd),
+            degrees_of_freedom=look.degrees_of_freedom,
+            constant=look.constant,
+            error=look_error(looks, tried),
+        )
+        taken.setdefault(look.seeds, told)
+    return tuple(taken.values())
+
+
+def _more_seeds(found: Comparison, tolerance: float, seeds: int, looks: Sequence[int]) -> int | None:
+    """Seeds to add, for the ranks of the newest look, until some rank's bound is within the tolerance, by bisection.
 
     It falls with S, but for small steps up where a look's share of the error ends.
     """
+    others = found.newest.ranks - 1
+    pairs = np.isfinite(found.upper)
 
     def fits(total: int) -> bool:
-        rivals = newest.ranks - 1
-        constant = dunnett_constant(rivals, rivals * (total - 1), look_error(looks, total))
-        return constant * float(newest.residual_sd) * math.sqrt(2 / total) <= room
+        constant = dunnett_constant(others, others * (total - 1), look_error(looks, total))
+        upper = np.where(pairs, found.gaps + constant * found.noise * math.sqrt(2 / total), -np.inf)
+        return bool((upper.max(axis=-1) <= tolerance).any())
 
     low, high = seeds, MOST_SEEDS
     if low >= high or not fits(high):

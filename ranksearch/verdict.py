@@ -5,6 +5,7 @@ Knows nothing of how the numbers come about, which is `decision`'s part.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -44,7 +45,8 @@ class LookTaken(BaseModel):
     seeds: int
     ranks: int
     residual_sd: float
-    """Standard deviation of what rank and seed don't explain in their table, in the metric's unit."""
+    """Standard deviation of what rank and seed don't explain in their table, in the metric's unit. A rank that scatters
+    more than that against the larger ones is held to more against them (`docs/decision.md`)."""
     degrees_of_freedom: int
     """(ranks - 1) (seeds - 1)."""
     constant: float
@@ -77,13 +79,12 @@ class Decision(BaseModel):
     """The looks up to now, fewest seeds first; a pair of ranks is compared by the newest that has both. Empty without
     an interval."""
     residual_sd: float | None
-    """Of the newest look; None without an interval."""
+    """That of the newest look, as the next two; None without an interval."""
     degrees_of_freedom: int | None
-    """Of the newest look."""
     constant: float | None
-    """Of the newest look."""
     error: float
-    """Error that the looks up to now may spend: the chance that any of the upper bounds fails."""
+    """Error that the looks up to now may spend: the chance that any of the upper bounds fails, for ranks that are alike
+    in their noise and don't depend on it (`docs/decision.md` tells what simulation says of others)."""
     more_seeds: int | None
     """Further seeds after which some rank would be decided if means and residual SD stayed as they are: good to a
     factor of about 2. 0 when decided; None when none up to MOST_SEEDS in all would do, or without an interval."""
@@ -138,7 +139,8 @@ def why(decision: Decision, tried: int, looks: Sequence[int]) -> str:
             f"{_number(chosen.upper_bound)} ({over})."
         )
         return text if guess.r == chosen.r else f"{text} {by_means} Only more seeds could show that it suffices."
-    if best.upper_bound is not None and best.upper_bound <= decision.tolerance:
+    least = min(decision.curve, key=lambda point: math.inf if point.upper_bound is None else point.upper_bound)
+    if least.upper_bound is not None and least.upper_bound <= decision.tolerance:
         wait = f"the next look is at {tried + decision.more_seeds}" if decision.more_seeds else "no look is left"
         return (
             f"Undecided: {tried} seeds are not one of the looks ({', '.join(map(str, looks))}), and a decision there "
@@ -150,8 +152,8 @@ def why(decision: Decision, tried: int, looks: Sequence[int]) -> str:
         ahead = f"about {decision.more_seeds} more {'seed' if decision.more_seeds == 1 else 'seeds'} would decide"
     return (
         f"Undecided: no rank's loss in {metric} is shown to be within {tolerance}; the least bound is "
-        f"{_number(best.upper_bound)}, at r={best.r} ({over}). With the residual SD at {_number(decision.residual_sd)} "
-        f"{ahead}. {by_means}"
+        f"{_number(least.upper_bound)}, at r={least.r} ({over}). With the residual SD at "
+        f"{_number(decision.residual_sd)} {ahead}. {by_means}"
     )
 
 
@@ -170,7 +172,7 @@ def notes(decision: Decision, largest_r: int | None) -> tuple[str, ...]:
             f"At the ceiling: widen r. r={largest_r} is the largest rank of the space, and no smaller one {short}."
         )
     largest = max(abs(point.mean) for point in decision.curve)
-    if decision.residual_sd is not None and decision.residual_sd <= 1e-12 * largest:
+    if decision.looks and all(look.residual_sd <= 1e-12 * largest for look in decision.looks):
         found.append("The residual SD is 0: the seeds differ by nothing but a constant. Check that they are in use.")
     return tuple(found)
 

@@ -222,6 +222,59 @@ def test_seeds_are_wanted_for_what_may_be_certified_and_for_its_rivals_alone() -
     assert decided(still).chosen_r == 8 and wanted(still, standing=8) is None
 
 
+def test_the_least_bound_is_named_even_where_the_best_mean_has_another() -> None:
+    # The smallest rank has the best mean and scatters most.
+    rows = {2: (-0.01, 0.638), 4: (0.4, 0.272), 8: (0.345, 0.307), 16: (0.314, 0.363)}
+    found = decided({r: dict(enumerate(row)) for r, row in rows.items()}, tolerance=0.3)
+    bounds = {p.r: p.upper_bound for p in found.curve}
+    assert found.best_r == 2 and min(bounds, key=bounds.__getitem__) == 8
+    assert f"the least bound is {bounds[8]:.3g}, at r=8" in found.why
+    between = decided({r: dict(enumerate(row)) for r, row in rows.items()}, tolerance=1.0)
+    assert bounds[2] > 1 > bounds[8] and between.chosen_r is None
+    assert "2 seeds are not one of the looks" in between.why
+
+
+def test_seeds_to_add_count_with_the_noise_that_a_rank_is_held_to() -> None:
+    calm = {4: (0.35, 0.32, 0.3), 8: (0.34, 0.3, 0.33), 16: (0.3, 0.33, 0.34), 64: (0.3, 0.32, 0.36)}
+    rows = {2: (-0.85, 0.0, 0.85), **calm}
+    found = decided({r: dict(enumerate(row)) for r, row in rows.items()}, tolerance=0.7)
+    # The table's own residual SD would say that one more is enough.
+    assert (found.status, found.best_r) == ("undecided", 2)
+    assert found.more_seeds is not None and found.more_seeds > 1
+
+
+def test_a_rank_with_one_seed_that_counts_leaves_no_bound_and_no_number_that_json_lacks() -> None:
+    values = {
+        4: {1: None, 2: 0.5, 3: 0.4},
+        8: {1: 0.5, 2: None, 3: 0.5, 4: 0.6, 5: 0.5},
+        16: {1: 0.5, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.4},
+    }
+    found = decided(values)
+    assert (found.status, found.seeds, found.looks, found.more_seeds) == ("undecided", 1, (), None)
+    assert {p.upper_bound for p in found.curve} == {None}
+    assert "one seed gives no interval" in found.why
+    json.dumps(found.model_dump(mode="json"), allow_nan=False)
+    assert wanted(values) is None
+
+
+def test_looks_that_lost_seeds_made_one_are_told_once() -> None:
+    values = {
+        2: {1: 0.1, 2: 0.2, 3: 0.3},
+        8: {1: 0.1, 2: 0.25, 3: 0.3, 4: None, 5: 0.2},
+        16: {1: 0.1, 2: 0.2, 3: 0.35, 4: 0.1, 5: None},
+    }
+    (look,) = decided(values).looks
+    assert (look.seeds, look.error) == (3, look_error(LOOKS, 3))
+    assert look.constant == dunnett_constant(2, 4, look_error(LOOKS, 3))
+
+
+def test_seeds_that_are_alike_in_one_look_alone_are_no_fault() -> None:
+    same = dict(zip(range(1, 6), (0.1, 0.2, 0.3, 0.2, 0.1), strict=True))
+    found = decided({2: {1: 0.5, 2: 0.7, 3: 0.1}, 8: same, 16: dict(same)})
+    assert found.residual_sd == 0 and found.looks[0].residual_sd > 0.1
+    assert not any("residual SD is 0" in note for note in found.notes)
+
+
 def test_hopeless_noise_wants_no_seeds() -> None:
     assert wanted(table([0.5, 0.5, 0.5], seeds=3, sd=3.0, ranks=(2, 4, 8))) is None
     assert wanted({2: {1: 0.5}, 4: {1: 0.4}}) is None

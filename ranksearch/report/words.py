@@ -58,7 +58,7 @@ def answer(material: Material) -> Answer:
     # An answer of an earlier session, or over the seeds that were done.
     so_far = f"{_STATE[material.study.state]} So far: " if material.study.state in _STATE else ""
     if chosen is None:
-        sure = f"{so_far}The data can't tell yet. Rank {best} has the best mean and the least bound."
+        sure = f"{so_far}The data can't tell yet. Rank {best} has the best mean."
         if guess != best:
             sure += f" Rank {guess} may do as well, by the means alone, without a guarantee."
         headline = f"Undecided; until then, rank {best}"
@@ -68,7 +68,7 @@ def answer(material: Material) -> Answer:
         return Answer("undecided", f"Rank {chosen}, the only one measured", sure, why, recommended, "Its configuration")
     sure = (
         f"{so_far}Shown to be within {show(decision['tolerance'])} of the best of the ranks compared in "
-        f"{decision['metric']}. A study that decides this way errs in at most {100 * ERROR:.3g} % of cases."
+        f"{decision['metric']}. Simulated studies that decide so err in at most about {100 * ERROR:.3g} %."
     )
     return Answer("decided", f"Use rank {chosen}", sure, why, recommended, "Recommended configuration")
 

@@ -173,7 +173,8 @@ def _verdict(rule: Rule, study: Rule) -> Verdict:
             verdict="open",
             numbers=f"none of the ranks that it compared ({_ranks(curve)}) lies within {wanted}.",
         )
-    # The bound of a rank other than the best is its loss plus the half-width, so its loss less the half-width is this.
+    # The bound of a rank other than the best is its loss plus the half-width, so its loss less the half-width is this
+    # (less still where the rank is held to more noise than the table's).
     least = {r: 2 * curve[r]["loss"] - curve[r]["upper_bound"] for r in inside if curve[r]["upper_bound"] is not None}
     numbers = "; ".join(f"r={r} loses {curve[r]['loss']:.3g}, at least {least[r]:.3g}" for r in inside if r in least)
     told = f"{numbers or 'no interval'} ({margin})."

@@ -281,9 +281,9 @@ class StagedStrategy(Strategy):
     def decision(self, trials: Sequence[TrialRecord]) -> Decision | None:
         """The newest decision that certified a rank; with none, the newest.
 
-        The bounds of all looks hold together but for ERROR, since each look's hold but for its share: whenever the
-        study stops, and whatever made it go on, any of its answers is as sure as promised. The smallest rank of them
-        all would be, too, but it keeps what more seeds speak against.
+        Each look's bounds hold but for its share of ERROR: whenever the study stops, any of its answers is as sure as
+        the others. The smallest rank of them all would be, too, but it keeps what more seeds speak against. What it
+        costs that the ranks of later looks are chosen by the same data is simulated (`reports/decision-simulation.md`).
         """
         rounds = list(self._rounds(trials))
         made = [now.decision for now in rounds if now.decision is not None]
