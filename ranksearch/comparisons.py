@@ -59,11 +59,11 @@ class Comparison(NamedTuple):
     bounds: Floats
     """Upper bound of each rank's true loss against the best rank, (..., ranks)."""
     looks: Mapping[int, Look]
-    """Each look by its name, the number of seeds that it was planned with, rising; seeds that count may be fewer."""
+    """Number of seeds that a look was planned with, rising -> what it says; where seeds were lost, fewer count."""
 
     @property
     def newest(self) -> Look:
-        """The newest one."""
+        """The look with the most seeds."""
         return self.looks[max(self.looks)]
 
 
@@ -141,7 +141,9 @@ def compare_with_best(losses: Floats, errors: Mapping[int, float], seeds: Sequen
     measured to scatter more than large ones. Hence a table for each look, since later looks compare ranks that do
     alike; and a rank that scatters more against the larger ones than s says is held to that against them:
 
-        s_ij^2 = max(s^2, (f s^2 + (S - 1) o_i^2) / (f + S - 1)) for j > i, o_i^2 the mean of `scatter` over j > i
+        s_ij^2 = max(s^2, (f s^2 + (S - 1) o_i^2) / (f + S - 1)) for j > i
+
+    with o_i^2 the mean of `scatter` over j > i, and f = `_TABLE_FREEDOM`.
 
     With one look, and residuals that are normal, alike in variance and independent, no bound is below its rank's true
     loss with probability 1 - error, the best-looking rank included. Several looks hold but for the sum of their errors
@@ -153,7 +155,7 @@ def compare_with_best(losses: Floats, errors: Mapping[int, float], seeds: Sequen
         errors: Number of seeds of each look -> chance that any of its bounds in one table fails. There is one for every
             number that a rank has.
         seeds: How many of the first seeds each rank has; what stands behind them is not read. All when None. One rank
-            has all, and two have at least two.
+            has all, and each has at least two, or it has no bounds.
     """
     ranks, most = losses.shape[-2:]
     has = np.full(ranks, most) if seeds is None else np.asarray(seeds)
@@ -167,30 +169,37 @@ def compare_with_best(losses: Floats, errors: Mapping[int, float], seeds: Sequen
             # No interval: the pairs that have no other look stay unbounded.
             continue
         table = losses[..., there, :look]
-        of_rank, of_seed = table.mean(axis=-1), table.mean(axis=-2)
-        centre = of_rank.mean(axis=-1)[..., None, None]
-        residual = table - of_rank[..., :, None] - of_seed[..., None, :] + centre
+        residual_sd, of_pairs, held = _noise(table)
         freedom = (len(there) - 1) * (look - 1)
-        residual_sd = np.sqrt(np.square(residual).sum(axis=(-2, -1)) / freedom)
         constant = dunnett_constant(len(there) - 1, freedom, error)
         looks[look] = Look(look, len(there), residual_sd, freedom, constant)
-        rows, columns = np.ix_(there, there)
-        covariance = residual @ residual.swapaxes(-1, -2) / (look - 1)
-        alone = np.diagonal(covariance, axis1=-2, axis2=-1)
-        pairs = (alone[..., :, None] + alone[..., None, :]) / 2 - covariance
-        larger = np.triu(np.ones((len(there), len(there))), 1)
-        own = (pairs * larger).sum(axis=-1) / np.maximum(larger.sum(axis=-1), 1)
-        pooled = np.square(residual_sd)[..., None]
-        held = np.maximum(pooled, (_TABLE_FREEDOM * pooled + (look - 1) * own) / (_TABLE_FREEDOM + look - 1))
-        sd = np.sqrt(np.where(larger, held[..., None], pooled[..., None]))
-        scatter[..., rows, columns], noise[..., rows, columns] = pairs, sd
-        gaps[..., rows, columns] = of_rank[..., :, None] - of_rank[..., None, :]
-        upper[..., rows, columns] = gaps[..., rows, columns] + constant * sd * math.sqrt(2 / look)
+        (rows, columns), mean = np.ix_(there, there), table.mean(axis=-1)
+        gaps[..., rows, columns] = mean[..., :, None] - mean[..., None, :]
+        upper[..., rows, columns] = gaps[..., rows, columns] + constant * held * math.sqrt(2 / look)
+        noise[..., rows, columns], scatter[..., rows, columns] = held, of_pairs
     itself = np.arange(ranks)
     upper[..., itself, itself] = -np.inf
     # The fitted mean of a rank that lacks seeds may be further from the best one's than their common seeds say.
     bounds = np.maximum(upper.max(axis=-1), means - means.min(axis=-1, keepdims=True))
     return Comparison(means, gaps, upper, noise, scatter, bounds, looks)
+
+
+def _noise(table: Floats) -> tuple[Floats, Floats, Floats]:
+    """Residual SD of a full table, (...); `Comparison.scatter` and `Comparison.noise` of its ranks, (..., i, j)."""
+    ranks, seeds = table.shape[-2:]
+    residual = table - table.mean(axis=-1, keepdims=True)
+    residual -= residual.mean(axis=-2, keepdims=True)
+    # Half the variance of two ranks' difference is what their variances have in the mean beyond their covariance.
+    covariance = residual @ residual.swapaxes(-1, -2) / (seeds - 1)
+    alone = np.diagonal(covariance, axis1=-2, axis2=-1)
+    scatter = (alone[..., :, None] + alone[..., None, :]) / 2 - covariance
+    pooled = scatter.sum(axis=(-2, -1)) / (ranks * (ranks - 1))
+    larger = np.triu(np.ones((ranks, ranks)), 1)
+    own = (scatter * larger).sum(axis=-1) / np.maximum(larger.sum(axis=-1), 1)
+    mixed = (_TABLE_FREEDOM * pooled[..., None] + (seeds - 1) * own) / (_TABLE_FREEDOM + seeds - 1)
+    held = np.maximum(pooled[..., None], mixed)[..., None]
+    noise = np.where(larger, held, pooled[..., None, None])
+    return np.sqrt(np.maximum(pooled, 0)), scatter, np.sqrt(np.maximum(noise, 0))
 
 
 def fitted_means(losses: Floats, seeds: Sequence[int]) -> Floats:
