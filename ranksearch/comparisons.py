@@ -21,10 +21,10 @@ __all__ = ["Comparison", "Floats", "Look", "compare_with_best", "dunnett_constan
 
 Floats = NDArray[np.float64]
 
-_TABLE_FREEDOM = 2.5
-"""Degrees of freedom with which the whole table's noise counts against a rank's own. With more, the hardest curve errs
-in more than 5 % under noise that shrinks with the rank as it was measured to; with fewer, calm studies of ranks that
-tie are decided less often than in 95 % at three seeds (`reports/decision-simulation.md`)."""
+_TABLE_FREEDOM = 3.0
+"""Degrees of freedom with which the whole table's noise counts against a rank's own. The more, the more often a noisy
+small rank is good by luck; with fewer, calm studies of ranks that tie are decided in less than 95 % at three seeds where
+noise is AR(1) (`reports/decision-simulation.md`)."""
 
 
 class Look(NamedTuple):

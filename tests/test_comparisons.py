@@ -75,7 +75,7 @@ def test_bounds_follow_the_formula_worked_out_by_hand() -> None:
     # scatters by 0.625 against the larger two, more than the table's 0.5; rank 2 by 0.25, less.
     assert found.scatter[np.triu_indices(3, 1)] == pytest.approx([1, 0.25, 0.25])
     width = dunnett_constant(2, 2, 0.05) * math.sqrt(2 / 2)
-    own = width * math.sqrt((2.5 * 0.5 + 0.625) / 3.5)
+    own = width * math.sqrt((3 * 0.5 + 0.625) / 4)
     table = width * math.sqrt(0.5)
     assert found.upper[0] == pytest.approx([-math.inf, 1 - 2 + own, 1 - 4 + own])
     assert found.upper[1] == pytest.approx([2 - 1 + table, -math.inf, 2 - 4 + table])

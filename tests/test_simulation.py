@@ -63,7 +63,26 @@ def test_noise_of_a_third_of_the_tolerance_is_decided_in_95_percent_at_3_seeds(n
     least = 0.95 if noise.walk is None else 0.88
     for name, curve in CURVES.items():
         rates = simulate(curve, residual_sd=1 / 3, looks=LOOKS, noise=noise, repeats=2 * REPEATS)
-        assert rates["ours"].decided_by[0] >= least, name
+        assert rates["ours"].decided_by[0] >= least - MARGIN / math.sqrt(2), name
+
+
+@pytest.mark.parametrize("ranks", [4, 6, 10])
+@pytest.mark.parametrize("noise", [n for n in NOISES if n.walk is None], ids=str)
+def test_ranks_that_lose_the_tolerance_by_a_hair_are_chosen_in_no_more_than_5_percent(ranks: int, noise: Noise) -> None:
+    edge = (1.0001,) * (ranks - 1) + (0.0,)
+    for residual_sd in (1 / 3, 0.75):
+        rates = simulate(edge, residual_sd=residual_sd, looks=LOOKS, noise=noise, repeats=REPEATS)
+        assert rates["ours"].error <= ERROR + MARGIN
+
+
+def test_at_the_edge_noise_that_shrinks_with_the_rank_errs_less_than_with_one_noise_for_all() -> None:
+    walk, edge = next(n for n in NOISES if n.walk is not None), np.array([1.0001] * 5 + [0.0])
+    losses = edge[:, None] + draw_residuals(6, 3, 1 / 3, walk, 5 * REPEATS, seed=2)
+    found = compare_with_best(losses, {3: look_error(LOOKS, 3)})
+    look = found.looks[3]
+    plain = found.gaps + (look.constant * look.residual_sd * math.sqrt(2 / 3))[:, None, None]
+    wrong = (found.bounds[:, :5] <= 1).any(axis=1).mean()
+    assert wrong < 0.07 < (plain[:, :5, 5] <= 1).any(axis=1).mean()
 
 
 @pytest.mark.parametrize("noise", NOISES, ids=str)
@@ -228,7 +247,7 @@ def test_the_simulated_study_is_the_one_that_the_staged_strategy_runs(first: tup
     assert max(joined) == 6 - len(first)
 
 
-def test_ranks_that_join_leave_the_error_below_5_percent_and_find_a_small_best_rank() -> None:
+def test_ranks_that_join_leave_the_error_at_5_percent_and_find_a_small_best_rank() -> None:
     for name in ("all but the largest lose", "all but the smallest lose", "interior optimum"):
         truth = np.asarray(CURVES[name])
         for sd in (1 / 3, 0.75):
@@ -236,7 +255,8 @@ def test_ranks_that_join_leave_the_error_below_5_percent_and_find_a_small_best_r
                 losses = truth[:, None] + draw_residuals(6, 12, sd, noise, 2_000, seed=29)
                 found = play_as_staged(losses, LOOKS, (2, 3, 4, 5))
                 picks, best = found.picks[-1], np.array([truth[list(ranks)].min() for ranks in found.compared])
-                assert np.mean((picks >= 0) & (truth[picks] - best > 1)) < 0.05, (name, sd, noise)
+                wrong = np.mean((picks >= 0) & (truth[picks] - best > 1))
+                assert wrong <= ERROR + MARGIN * math.sqrt(REPEATS / 2_000), (name, sd, noise)
     truth = np.asarray(CURVES["all but the smallest lose"])
     losses = truth[:, None] + draw_residuals(6, 12, 1 / 3, NOISES[0], 2_000, seed=29)
     picks = play_as_staged(losses, LOOKS, (2, 3, 4, 5)).picks[-1]
