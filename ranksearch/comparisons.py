@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 
 _TABLE_FREEDOM = 3.0
 """Degrees of freedom with which the whole table's noise counts against a rank's own. The more, the more often a noisy
-small rank is good by luck; with fewer, calm studies of ranks that tie are decided in less than 95 % at three seeds where
-noise is AR(1) (`reports/decision-simulation.md`)."""
+small rank is good by luck; with fewer, calm studies of ranks that tie are decided in less than 95 % at three seeds
+where noise is AR(1) (`reports/decision-simulation.md`)."""
 
 
 class Look(NamedTuple):
