@@ -106,6 +106,29 @@ def test_ranks_that_truncation_left_out_join_halfway_until_none_lies_between() -
     assert joined and all("r=32 lies between" in why for why in joined)
 
 
+@pytest.mark.parametrize("noise", [0.001, 0.016])
+def test_ranks_that_join_and_later_seeds_keep_all_workers_busy(noise: float) -> None:
+    files = Files()
+    coordinator = make(files, strategy="staged", workers=3)
+    at_once: dict[int, int] = {}
+    ask = coordinator.next
+
+    def asked() -> Any:
+        launch = ask()
+        if launch is not None:
+            at_once[launch.number] = coordinator.running()
+        return launch
+
+    coordinator.next = asked  # type: ignore[method-assign]
+    drive(coordinator, loss=loss_with_elbow(16, noise, 0.2), truncation=curve(4), workers=3)
+    joined = [t for t in files.trials.values() if t.config.r in (16, 32) and t.stage != "search"]
+    later = [t for t in files.trials.values() if t.purpose == "decide" and t.seed > 3]
+    assert joined if noise < 0.01 else later
+    for purpose, some in (("select", joined), ("decide", joined), ("decide", later)):
+        these = [at_once[t.number] for t in some if t.purpose == purpose]
+        assert not these or max(these) == 3, purpose
+
+
 def test_ranks_below_the_candidates_join_when_the_smallest_of_them_suffices() -> None:
     files, coordinator = misled(elbow=2, truncated=64)
     assert coordinator.strategy.candidates(coordinator.trials()) == [8, 16, 32, 64]

@@ -195,26 +195,23 @@ class StagedStrategy(Strategy):
 
     def decide_next(self, trials: Sequence[TrialRecord], *, may_go_on: bool = True) -> Move:
         """Runs that may change the answer: ranks between that join, and seeds for those that can still be it."""
-        certified: Decision | None = None
-        last: _Round | None = None
-        for now in self._rounds(trials):
-            if not now.finalists:
-                return Done("no candidate rank completed its training")
-            if last is not None and now.decision is None and not may_go_on:
-                room = "more seeds" if now.added is None else "a rank between those compared"
-                return Done(f"the limit on steps or hours leaves no room for {room}")
-            best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
-            if now.added is not None and best is not None:
-                why = f"r={now.added} lies between the rank that is shown to suffice and the next smaller one compared"
-                if (move := self._select(trials, best, [now.added], why)) is not None:
-                    return move
-            if (move := self._fill(trials, now.finalists, now.seeds)) is not None:
+        # The runs of the rounds before are there, or it would not have come to the last one.
+        *before, now = self._rounds(trials)
+        if not now.finalists:
+            return Done("no candidate rank completed its training")
+        if before and now.decision is None and not may_go_on:
+            room = "more seeds" if now.added is None else "a rank between those compared"
+            return Done(f"the limit on steps or hours leaves no room for {room}")
+        best = best_by_rank(self.question, trials).get(middle_rank(self.question.space.ranks()))
+        if now.added is not None and best is not None:
+            why = f"r={now.added} lies between the rank that is shown to suffice and the next smaller one compared"
+            if (move := self._select(trials, best, [now.added], why)) is not None:
                 return move
-            if now.decision is not None and now.decision.chosen_r is not None:
-                certified = now.decision
-            last = now
-        assert last is not None
-        return Done(self._ended(last, certified))
+        if (move := self._fill(trials, now.finalists, now.seeds)) is not None:
+            return move
+        made = [one.decision for one in (*before, now) if one.decision is not None]
+        certified = [decision for decision in made if decision.chosen_r is not None]
+        return Done(self._ended(now, certified[-1] if certified else None))
 
     def _rounds(self, trials: Sequence[TrialRecord]) -> Iterator[_Round]:
         """The comparisons that the records allow, in order; the last is the one under way, or the end.
@@ -351,7 +348,7 @@ class StagedStrategy(Strategy):
                             f"; adapters of {config.method} can't be truncated, so ranks of the whole ladder are tried"
                         )
                     return Order("select", "candidates", why, seed, prune=True, config=config, values=values)
-        if any(t.purpose == "select" and not t.finished for t in trials):
+        if any(t.purpose == "select" and not t.finished and t.config.r in candidates for t in trials):
             return Wait("the candidates are still training")
         return None
 
