@@ -59,17 +59,21 @@ def truth(grid: Grid) -> None:
 def found(grid: Grid) -> None:
     """The studies of `staged` on this grid's space."""
     store = Store(HOME)
-    studies = [(store.study(n), store.trials(n)) for n in store.studies() if n.startswith(f"{grid.name}-staged-s")]
-    if not studies:
+    every = [(store.study(n), store.trials(n)) for n in store.studies() if n.startswith(f"{grid.name}-staged-s")]
+    if not every:
         return
+    studies = [(study, trials) for study, trials in every if end_of(study, trials) is not None]
+    seeds = [str(study.spec["seed"]) for study, trials in every if end_of(study, trials) is None]
+    if seeds:
+        print(f"\nRecorded under another rule, and the rule as it is would go on: study seed {', '.join(seeds)}.")
     print("\n| `max_seeds` | chosen r, study by study | steps, % of the grid | mean |")
     print("| --- " * 4 + "|")
     for most in (3, 5, 8, 12):
-        ends = [end_of(study, trials, most) for study, trials in studies]
+        ends = [end for study, trials in studies if (end := end_of(study, trials, most)) is not None]
         told = ", ".join(f"{end.decision.chosen_r or 'undecided'}" for end in ends)
         shares = [100 * share_of(grid, end) for end in ends]
         print(f"| {most} | {told} | {', '.join(f'{s:.1f}' for s in shares)} | {np.mean(shares):.1f} |")
-    ended = [end_of(study, trials) for study, trials in studies]
+    ended = [end for study, trials in studies if (end := end_of(study, trials)) is not None]
     certified, by_rank = grid.decision(), grid.by_rank()
     best = {s: by_rank[certified.best_r][s] for s in grid.seeds}
     print(
@@ -133,8 +137,8 @@ class End:
     """The study's test NLL; None where it tested another configuration."""
 
 
-def end_of(study: StudyRecord, trials: Sequence[TrialRecord], max_seeds: int | None = None) -> End:
-    """The shortest beginning of the records with which the strategy is done.
+def end_of(study: StudyRecord, trials: Sequence[TrialRecord], max_seeds: int | None = None) -> End | None:
+    """The shortest beginning of the records with which the strategy is done; None where it would go on after them.
 
     A study asks for its runs in the order of their numbers: one that ends sooner is such a beginning.
 
@@ -150,7 +154,9 @@ def end_of(study: StudyRecord, trials: Sequence[TrialRecord], max_seeds: int | N
         for choice in spec.parameters.targets()
     }
     strategy = make_strategy(spec.strategy, make_question(spec, study.model, targets))
-    done = next(n for n in range(1, len(trials) + 1) if isinstance(strategy.next(trials[:n]), Done))
+    ends = (n for n in range(1, len(trials) + 1) if isinstance(strategy.next(trials[:n]), Done))
+    if (done := next(ends, None)) is None:
+        return None
     decision = strategy.decision(trials[:done])
     assert decision is not None
     r = decision.chosen_r or decision.best_r
