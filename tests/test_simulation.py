@@ -63,7 +63,7 @@ def test_noise_of_a_third_of_the_tolerance_is_decided_in_95_percent_at_3_seeds(n
     least = 0.95 if noise.walk is None else 0.88
     for name, curve in CURVES.items():
         rates = simulate(curve, residual_sd=1 / 3, looks=LOOKS, noise=noise, repeats=2 * REPEATS)
-        assert rates["ours"].decided_by[0] >= least - MARGIN / math.sqrt(2), name
+        assert rates["ours"].decided_by[0] >= least, name
 
 
 @pytest.mark.parametrize("ranks", [4, 6, 10])
@@ -256,8 +256,8 @@ def test_ranks_that_join_leave_the_error_at_5_percent_and_find_a_small_best_rank
                 losses = truth[:, None] + draw_residuals(6, 12, sd, noise, 2_000, seed=29)
                 found = play_as_staged(losses, LOOKS, (2, 3, 4, 5))
                 picks, best = found.picks[-1], np.array([truth[list(ranks)].min() for ranks in found.compared])
-                wrong = np.mean((picks >= 0) & (truth[picks] - best > 1))
-                assert wrong <= ERROR + MARGIN * math.sqrt(REPEATS / 2_000), (name, sd, noise)
+                most = 0.05 if noise.walk is None else 0.06
+                assert np.mean((picks >= 0) & (truth[picks] - best > 1)) < most, (name, sd, noise)
     truth = np.asarray(CURVES["all but the smallest lose"])
     losses = truth[:, None] + draw_residuals(6, 12, 1 / 3, NOISES[0], 2_000, seed=29)
     picks = play_as_staged(losses, LOOKS, (2, 3, 4, 5)).picks[-1]
