@@ -228,8 +228,9 @@ def draw_residuals(ranks: int, seeds: int, sd: float, noise: Noise, repeats: int
     """
     at = np.arange(ranks)
     each = noise.spread ** (at / (ranks - 1))
-    covariance = noise.correlation ** np.abs(at[:, None] - at) * np.outer(each, each)
-    if noise.walk is not None:
+    if noise.walk is None:
+        covariance = noise.correlation ** np.abs(at[:, None] - at) * np.outer(each, each)
+    else:
         # Steps down from the largest rank; what is common to all, here 1, is no residual.
         steps = np.append(noise.walk ** (2.0 * at[:-1]), 0)
         covariance = 1 + np.cumsum(steps[::-1])[::-1][np.maximum(at[:, None], at)]
